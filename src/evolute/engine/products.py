@@ -1,0 +1,248 @@
+"""Products with a curvature operator: each batch is recorded once and replayed, while the memory budget lasts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolute.engine.linear_maps import LinearMap, Pieces
+from evolute.engine.objective import Evaluated, Objective
+from evolute.engine.plan import Plan, budget_of, nbytes, room_to_record
+from evolute.engine.program import compile_tape
+from evolute.engine.simplify import narrowed, simplify
+from evolute.engine.tape import Tape, Unrecordable, record
+from evolute.errors import CurvatureWarning, ModelError
+
+MakeMap = Callable[[Objective, Evaluated], LinearMap]
+Run = Callable[..., Sequence[Tensor | None]]
+
+WORKING_SET = {"cpu": 8 << 20, "cuda": 256 << 20}  # bytes of one intermediate up to which more vectors at once pay
+WIDEST = 32
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which parameters a product reads and which it writes: a block of the operator, by position of parameter."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass
+class Kept:
+    """One batch whose products are replayed: a program for each window and each number of vectors at once."""
+
+    index: int
+    whole: Run
+    tape: Tape | None
+    nbytes: int
+    programs: dict[tuple[Window, int], Run] = field(default_factory=dict[tuple[Window, int], Run])
+
+
+class Products:
+    """Σ_batches A_b v / Σ terms at the parameters as they were when this was made."""
+
+    def __init__(self, objective: Objective, make: MakeMap) -> None:
+        self.objective, self.make = objective, make
+        self.parameters = list(objective.parameters.values())
+        self.full = Window(tuple(range(len(self.parameters))), tuple(range(len(self.parameters))))
+        self.kept: dict[int, Kept] = {}
+        self.plan: Plan | None = None
+        self._block, self._terms = 1, 0.0
+        self._notes: list[str] = []
+        self._point = self._versions()
+
+    def __call__(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window | None = None) -> None:
+        """out (one (k, *shape) for each output of the window, zeroed) += the product with pieces, one for each input."""
+        if self._point != self._versions():
+            raise ModelError(
+                "the parameters have changed since this operator was made; an operator belongs to one point. "
+                "Make a new one, which is cheap: ev.Hessian(objective)."
+            )
+        plan, window = self.prepared(), window or self.full
+        for kept in self.kept.values():
+            self._replay(kept, pieces, out, window)
+        if plan.kept < plan.batches:
+            self._recompute(pieces, out, window)
+        for each in out:
+            each.div_(self.objective.normaliser(self._terms))
+
+    @property
+    def block(self) -> int:
+        """How many vectors at once are cheapest per vector, as the recorded sizes say."""
+        self.prepared()
+        return self._block
+
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        return tuple((p._version, p.data_ptr()) for p in self.objective.parameters.values())  # pyright: ignore
+
+    # ---- the first pass over the data
+
+    def prepared(self) -> Plan:
+        """Each batch recorded while the budget lasts."""
+        if self.plan is None:
+            self.plan = self._prepare()
+        return self.plan
+
+    def _prepare(self) -> Plan:
+        budget, spent, used = budget_of(self.objective), 0, set[str]()
+        kept, terms, count = dict[int, Kept](), 0.0, 0
+        with self.objective.running():
+            for index, batch in self.objective.batches:
+                room = room_to_record(self.objective, index, batch) and spent < budget
+                each = self.objective.evaluate_one(index, batch)
+                count, terms = count + 1, terms + each.terms
+                one, names = self._keep(each) if room else (None, self._used(each))
+                used |= names
+                if one is not None and spent + one.nbytes <= budget:
+                    kept[index], spent = one, spent + one.nbytes
+                elif one is not None:
+                    budget = spent  # the first that does not fit ends it: later batches are not tried
+        self.objective.note_used(used)
+        self.objective.normaliser(terms)
+        self.kept, self._terms = kept, terms
+        self._block = min((_width(one.tape, self.objective.space.device) for one in kept.values()), default=1)
+        notes = tuple(dict.fromkeys(self._notes))
+        return Plan(count, len(kept), spent, budget_of(self.objective), self._block, notes)
+
+    def _used(self, each: Evaluated) -> set[str]:
+        gradients = torch.autograd.grad(self.objective.attached(each), self.parameters, allow_unused=True)
+        self.objective.check_finite(each, gradients)
+        return self._names(gradients)
+
+    def _names(self, pieces: Pieces) -> set[str]:
+        return {name for name, each in zip(self.objective.parameters, pieces, strict=True) if each is not None}
+
+    def _keep(self, each: Evaluated) -> tuple[Kept, set[str]]:
+        linear = self.make(self.objective, each)
+        self.objective.check_finite(each, linear.gradient)
+        used = self._names(linear.gradient)
+        try:
+            tape, _ = record(linear.function, *self._probe(0))
+            tape = simplify(tape)
+            run = compile_tape(tape)
+            _verify(run, linear, self._probe(1))
+        except Unrecordable as reason:
+            return self._keep_graph(each, linear, str(reason)), used
+        return Kept(each.index, run, tape, self._held(tape)), used
+
+    def _keep_graph(self, each: Evaluated, linear: LinearMap, reason: str) -> Kept:
+        """Autograd's own graph instead of a tape: the same products, slower."""
+        message = f"products run through autograd's graph, not a recorded tape: {reason}"
+        if message not in self._notes:
+            warnings.warn(message, CurvatureWarning, stacklevel=2)
+        self._notes.append(message)
+        return Kept(each.index, linear.function, None, 0)
+
+    def _probe(self, seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        draws = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in self.parameters]
+        return [draw.to(p.device, p.dtype) for draw, p in zip(draws, self.parameters, strict=True)]
+
+    def _held(self, tape: Tape) -> int:
+        """Bytes that the tape keeps alive, the parameters themselves not counted."""
+        mine = {p.untyped_storage()._cdata for p in self.parameters}  # pyright: ignore
+        storages = [c.untyped_storage() for c in tape.constants()]
+        return sum({s._cdata: s.nbytes() for s in storages if s._cdata not in mine}.values())  # pyright: ignore
+
+    # ---- each product
+
+    def _replay(self, kept: Kept, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> None:
+        """Blocks of k vectors together, the rest one by one."""
+        total = len(pieces[0])
+        whole = total // self._block * self._block if self._block > 1 else 0
+        for start in range(0, whole, self._block):
+            rows = slice(start, start + self._block)
+            with torch.no_grad():
+                _add(out, rows, self._program(kept, window, self._block)(*self._cast(pieces, rows, window)))
+        for row in range(whole, total):
+            values = self._cast(pieces, row, window)
+            with torch.set_grad_enabled(kept.tape is None):
+                _add(out, row, self._single(kept, window, values))
+
+    def _cast(self, pieces: Sequence[Tensor], rows: Any, window: Window) -> list[Tensor]:
+        """Views of the rows, in the dtype of each parameter."""
+        return [piece[rows].to(self.parameters[place].dtype) for piece, place in zip(pieces, window.inputs, strict=True)]
+
+    def _single(self, kept: Kept, window: Window, values: list[Tensor]) -> Sequence[Tensor | None]:
+        if kept.tape is None:
+            return self._through_graph(kept.whole, window, values)
+        return (kept.whole if window == self.full else self._program(kept, window, 1))(*values)
+
+    def _through_graph(self, function: Run, window: Window, values: list[Tensor]) -> list[Tensor | None]:
+        given = dict(zip(window.inputs, values, strict=True))
+        vector = [given[i] if i in given else torch.zeros_like(p) for i, p in enumerate(self.parameters)]
+        results = function(*vector)
+        return [results[place] for place in window.outputs]
+
+    def _program(self, kept: Kept, window: Window, width: int) -> Run:
+        if (window, width) not in kept.programs:
+            assert kept.tape is not None
+            tape = kept.tape if window == self.full else narrowed(kept.tape, window.inputs, window.outputs)
+            tape = tape if width == 1 else self._batched(tape, width, window)
+            kept.programs[window, width] = _chosen(compile_tape(tape), window.outputs)
+        return kept.programs[window, width]
+
+    def _batched(self, tape: Tape, width: int, window: Window) -> Tape:
+        """The tape for `width` vectors at once: its own replay, vectorised and recorded again."""
+        probe = self._probe(2)
+        wide = [probe[i].unsqueeze(0).expand(width, *probe[i].shape).contiguous() for i in window.inputs]
+        live = [place for place, var in enumerate(tape.outputs) if var is not None]
+        with torch.no_grad():
+            batched, _ = record(torch.vmap(lambda *v: [tape.interpret(*v)[place] for place in live]), *wide)
+        batched = simplify(batched)
+        outputs: list[Any] = [None] * len(tape.outputs)
+        for place, var in zip(live, batched.outputs, strict=True):
+            outputs[place] = var
+        batched.outputs = tuple(outputs)
+        return batched
+
+    def _recompute(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> None:
+        """The primal pass anew, once for all the vectors."""
+        with self.objective.running():
+            for index, batch in self.objective.batches:
+                if index not in self.kept:
+                    linear = self.make(self.objective, self.objective.evaluate_one(index, batch))
+                    for row in range(len(pieces[0])):
+                        values = self._cast(pieces, row, window)
+                        _add(out, row, self._through_graph(linear.function, window, values))
+
+
+def _chosen(run: Run, outputs: Sequence[int]) -> Run:
+    return lambda *values: [results[place] for results in (run(*values),) for place in outputs]
+
+
+def _add(out: Sequence[Tensor], rows: Any, results: Sequence[Tensor | None]) -> None:
+    for target, result in zip(out, results, strict=True):
+        if result is not None:
+            target[rows].add_(result.detach())
+
+
+def _verify(run: Run, linear: LinearMap, probe: Sequence[Tensor]) -> None:
+    """A tape is used only if it agrees with autograd on a vector that it was not recorded with."""
+    with torch.no_grad():
+        try:
+            replayed = run(*probe)
+        except RuntimeError as error:
+            raise Unrecordable(f"the replay failed ({error})") from error
+    gap, size, zero = 0.0, 0.0, torch.zeros((), device=probe[0].device)
+    for ours, theirs in zip(replayed, linear(*probe), strict=True):
+        mine, other = (zero if each is None else each.detach().double() for each in (ours, theirs))
+        gap, size = gap + float((mine - other).square().sum()), size + float(other.square().sum())
+    eps = max(torch.finfo(p.dtype).eps for p in probe)
+    if not gap <= eps * size:  # a relative error of √eps
+        raise Unrecordable(f"the replay is off by {(gap / max(size, 1e-300)) ** 0.5:.1e} relative")
+
+
+def _width(tape: Tape | None, device: torch.device) -> int:
+    """A power of two, such that the largest intermediate of that many vectors stays in the cache."""
+    if tape is None:
+        return 1
+    largest = max((nbytes(meta.shape, meta.dtype) for meta in tape.meta.values()), default=1)
+    fits = WORKING_SET.get(device.type, 8 << 20) // max(1, largest)
+    return max(1, min(WIDEST, 1 << (max(1, fits).bit_length() - 1)))

@@ -1,0 +1,48 @@
+"""Every error that evolute raises on purpose. Each says what was expected, what came, and what to do."""
+
+
+class EvoluteError(Exception):
+    """Base of all errors raised on purpose; nothing of the user's has been changed when one arrives."""
+
+
+class ModelError(EvoluteError, ValueError):
+    """The model cannot be analysed as it is: no trainable parameter, integer parameters, an attention with one derivative."""
+
+
+class DataError(EvoluteError, ValueError):
+    """The batches cannot be used: none, only one pass, or not a batch at all."""
+
+
+class DataChangedError(DataError):
+    """A batch differs from what it was in an earlier pass (shuffling, augmentation): products would not be of one operator."""
+
+
+class LossError(EvoluteError, ValueError):
+    """The loss is not a pair (scalar sum, number of terms), or it does not depend on the parameters."""
+
+
+class NonFiniteError(EvoluteError, ArithmeticError):
+    """A loss, gradient or product is NaN or infinite; the message names the batch and, where known, the term."""
+
+
+class VectorError(EvoluteError, ValueError):
+    """A vector has the wrong shape, dtype, device or names for the operator."""
+
+
+class UnknownGroupError(EvoluteError, KeyError):
+    """No group or parameter of that name; the message lists near matches."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class TooLargeError(EvoluteError, MemoryError):
+    """The request needs more memory than there is; the message says how much, and what would fit."""
+
+
+class MissingExtraError(EvoluteError, ImportError):
+    """An optional dependency is needed; the message is the one command that installs it."""
+
+
+class CurvatureWarning(UserWarning):
+    """Something true but worth knowing: unused parameters, a slower path, an operation that is not smooth."""
