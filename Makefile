@@ -66,7 +66,7 @@ doctests: $(BIN)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --doctest-modules src tests/test_docs.py
 
 docs: $(BIN)/.installed
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 examples: $(BIN)/.installed
 	@for example in examples/*.py; do test -e "$$example" || continue; echo "$$example"; \

@@ -1,4 +1,4 @@
-"""The two GPTs whose curvature products are timed, with their batch and vectors; in JAX too, with the same numbers.
+"""The two GPTs whose curvature products are timed, and how each library is asked for one; the same GPTs in JAX.
 
 Sizes: B sequences of L tokens, width d, h heads, vocabulary V.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if TYPE_CHECKING:
     import jax
 
+Product = Callable[[], Any]  # a row of the table, set up: what is timed
 VOCABULARY = 256  # bytes
 WIDE = 16  # vectors, where several are multiplied at once
 
@@ -111,7 +111,7 @@ class Case:
         if isinstance(result, Tensor):
             return (result.T if result.ndim == 2 else result[None]).detach().double()
         result = [result[name] for name in self.names] if isinstance(result, dict) else result
-        parts = [torch.as_tensor(part if isinstance(part, Tensor) else part.__array__()).detach() for part in result]
+        parts = [part.detach() if isinstance(part, Tensor) else torch.tensor(part.__array__()) for part in result]
         k = parts[0].numel() // self.original.tokens.weight.numel()
         return torch.cat([part.reshape(k, -1) for part in parts], dim=1).double()
 
@@ -124,17 +124,21 @@ class Case:
 
 
 def truth(size: str) -> dict[str, Tensor]:
-    """g, and H and G times the first and the last vector, in float64 by two different routes of torch.func."""
+    """g and G v, and H times the first and the last vector: float64, plain autograd."""
     case = Case(size, torch.float64)
-    model, p = case.model(), tuple(q.detach() for q in case.original.parameters())
-    every = tuple(range(len(p)))
-    grad = torch.func.grad(case.objective(model), argnums=every)
+    model = case.model()
+    p = list(model.parameters())
     with sdpa_kernel(SDPBackend.MATH):
-        hessian = [torch.func.jvp(grad, p, case.pieces(v))[1] for v in (case.v, case.rows[-1])]
-        logits, moved = torch.func.jvp(partial(case.logits, model), p, case.pieces(case.v))
-        bent = torch.func.jvp(torch.func.grad(lambda z: case.loss(z, case.y)), (logits,), (moved,))[1]
-        gauss = torch.func.vjp(partial(case.logits, model), *p)[1](bent)
-        return {"g": case.flat(grad(*p)), "H": torch.cat([case.flat(h) for h in hessian]), "G": case.flat(gauss)}
+        logits = model(case.x)
+        loss = case.loss(logits, case.y)
+        g, dual = torch.autograd.grad(loss, p, create_graph=True), torch.zeros_like(logits, requires_grad=True)
+        hessian = [torch.autograd.grad(g, p, case.pieces(v), retain_graph=True) for v in (case.v, case.rows[-1])]
+        transposed = torch.autograd.grad(logits, p, dual, create_graph=True)  # Jᵀu: linear in u
+        moved = torch.autograd.grad(transposed, dual, case.pieces(case.v), retain_graph=True)[0]
+        slope = torch.autograd.grad(loss, logits, create_graph=True)[0]
+        bent = torch.autograd.grad(slope, logits, moved, retain_graph=True)[0]
+        gauss = torch.autograd.grad(logits, p, bent)
+    return {"g": case.flat(g), "H": torch.cat([case.flat(h) for h in hessian]), "G": case.flat(gauss)}
 
 
 def off(case: Case, result: Any, exact: Tensor) -> float:
@@ -142,6 +146,72 @@ def off(case: Case, result: Any, exact: Tensor) -> float:
     rows = case.flat(result)[[0, -1]]
     exact = exact[:1].expand(2, -1) if len(rows.unique(dim=0)) == 1 else exact
     return float(((rows - exact).norm(dim=1) / exact.norm(dim=1)).max())
+
+
+# ---- how each library is asked: set up once, and the function that is timed
+
+
+def gradient(case: Case) -> Product:
+    model = case.model()
+    parameters = list(model.parameters())
+    return lambda: torch.autograd.grad(case.loss(model(case.x), case.y), parameters)
+
+
+def evolute(operator: str, case: Case, vector: str = "v", memory: int | None = None) -> Product:
+    import evolute as ev
+
+    A = getattr(ev, operator)(ev.Objective(case.model(), [(case.x, case.y)], case.loss, memory=memory))
+    v = case.v if vector == "v" else case.rows.T
+    return lambda: A @ v
+
+
+def pyhessian(case: Case) -> Product:
+    from pyhessian import hessian
+    from pyhessian.utils import hessian_vector_product
+
+    H, v = hessian(case.model(), case.loss, data=(case.x, case.y), cuda=False), case.pieces(case.v)
+    return lambda: hessian_vector_product(H.gradsH, H.params, v)
+
+
+def eigenthings(operator: str, case: Case) -> Product:
+    import hessian_eigenthings as he
+
+    model, batches = case.model(), [(case.x, case.y)]
+    if operator == "Hessian":
+        H = he.HessianOperator(model, batches, he.supervised_loss(case.loss))
+        return lambda: H @ case.v
+    G = he.GGNOperator(model, batches, he.supervised_forward, he.supervised_loss_of_output(case.loss))
+    return lambda: G @ case.v
+
+
+def curvlinops(operator: str, case: Case, vector: str = "v") -> Product:
+    import curvlinops as cl
+
+    model, made = case.model(), {"Hessian": cl.HessianLinearOperator, "GGN": cl.GGNLinearOperator}[operator]
+    A = made(model, case.loss, list(model.parameters()), [(case.x, case.y)], check_deterministic=False)
+    v = case.v if vector == "v" else case.rows.T.contiguous()
+    return lambda: A @ v
+
+
+def func_jvp(case: Case) -> Product:
+    model, p, v = case.model(), tuple(q.detach() for q in case.original.parameters()), case.pieces(case.v)
+    grad = torch.func.grad(case.objective(model), argnums=tuple(range(len(p))))
+    return lambda: torch.func.jvp(grad, p, v)[1]
+
+
+def func_linearize(case: Case, vector: str = "v") -> Product:
+    model, p = case.model(), tuple(q.detach() for q in case.original.parameters())
+    _, product = torch.func.linearize(torch.func.grad(case.objective(model), argnums=tuple(range(len(p)))), *p)
+    v = case.pieces(getattr(case, vector))
+    wide = product if vector == "v" else torch.vmap(product)
+    return lambda: wide(*v)
+
+
+def kept_graph(case: Case) -> Product:
+    model, v = case.model(), case.pieces(case.v)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(case.loss(model(case.x), case.y), parameters, create_graph=True)
+    return lambda: torch.autograd.grad(gradients, parameters, v, retain_graph=True)
 
 
 # ---- the same in JAX; parameters by their PyTorch names
@@ -196,3 +266,19 @@ def in_jax(case: Case) -> tuple[Callable[..., Any], dict[str, jax.Array], dict[s
     parameters = {name: here(p) for name, p in case.original.named_parameters()}
     vector = dict(zip(case.names, map(here, case.pieces(case.v)), strict=True))
     return jax.grad(lambda p: jax_loss(case.size, p, here(case.x), here(case.y))), parameters, vector
+
+
+def jax_gradient(case: Case) -> Product:
+    import jax
+
+    grad, parameters, _ = in_jax(case)
+    compiled = jax.jit(grad)
+    return lambda: jax.block_until_ready(compiled(parameters))
+
+
+def jax_linearize(case: Case) -> Product:
+    import jax
+
+    grad, parameters, v = in_jax(case)
+    product = jax.jit(jax.linearize(grad, parameters)[1])
+    return lambda: jax.block_until_ready(product(v))

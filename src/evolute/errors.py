@@ -6,7 +6,7 @@ class EvoluteError(Exception):
 
 
 class ModelError(EvoluteError, ValueError):
-    """The model cannot be analysed as it is: no trainable parameter, integer parameters, an attention with one derivative."""
+    """The model cannot be analysed as it is: no trainable parameter, integers, flex_attention."""
 
 
 class DataError(EvoluteError, ValueError):
@@ -14,7 +14,7 @@ class DataError(EvoluteError, ValueError):
 
 
 class DataChangedError(DataError):
-    """A batch differs from what it was in an earlier pass (shuffling, augmentation): products would not be of one operator."""
+    """A batch differs from what it was in an earlier pass (shuffling, augmentation): there is no one operator."""
 
 
 class LossError(EvoluteError, ValueError):

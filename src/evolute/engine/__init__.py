@@ -1,0 +1,1 @@
+"""Any PyTorch model: its objective, and matrix-free products with its curvature."""

@@ -6,6 +6,7 @@ Letters, here and in the other attention files:
     q (B, H, T, E)   k (B, J, S, E)   v (B, J, S, F)   out, u (B, H, T, F)   mask: each of (B, H, T, S), or 1 where it is the same
     u        the gradient that arrives at out; gq, gk, gv, gm are the gradients that leave for q, k, v, mask
     a b c m  what meets gq, gk, gv, gm: cotangents, or tangents of q, k, v, mask; n vectors at once on a leading axis
+    wanted   the letters of those among q, k, v, m (the mask) and u along which a result is wanted
 
 <u, attention(q, k, v, M)> has one symmetric Hessian; its product with (a, b, c, m) is the only second derivative anyone needs, in
 forward or in reverse mode. Row by row of scores, with X = u vᵀ and Σ over the row (checked in the tests against autodiff):
@@ -32,11 +33,11 @@ Five = tuple[Slot, Slot, Slot, Slot, Slot]
 
 @dataclass(frozen=True)
 class Rule:
-    """What is not a tensor: causal or not, the scale s, and the bytes of scores that may be kept."""
+    """What is not a tensor: causal or not, the scale s, and whether P and dS are kept between products."""
 
     causal: bool
     scale: float
-    budget: int
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Shape:
         return Shape(q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2])
 
     @property
-    def N(self) -> int:  # noqa: N802 (a letter of the paper)
+    def N(self) -> int:
         return self.B * self.J
 
     @property
@@ -103,5 +104,5 @@ def _hide_future(scores: Tensor, first: int) -> None:
     """Query first + i sees the keys up to first + i."""
     corner = scores[..., first:]
     if corner.shape[-1]:
-        future = torch.ones(corner.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+        future = torch.ones(corner.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         corner.masked_fill_(future, -torch.inf)

@@ -18,7 +18,7 @@ from evolute.engine.attention_tiles import Parts, Tile, Work, centred
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Slot, rule: Rule) -> Tensor:
     """P v."""
     work = Work(q, k, v, mask, rule)
-    parts = Parts(work, 1, (False, False, False, False, True))
+    parts = Parts(work, 1, "u")
     for spot in work.spots:
         tile = Tile(work, spot, work.weigh(spot, work.buffer(0, 1, spot)))
         parts.write(parts.u, tile, _rows(tile.P, tile.v))
@@ -39,11 +39,19 @@ def keep(q: Tensor, k: Tensor, v: Tensor, mask: Slot, u: Tensor, rule: Rule) -> 
 
 
 def backward(
-    u: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Slot, rule: Rule, with_mask: bool, P: Slot = None, dS: Slot = None
+    u: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Slot,
+    rule: Rule,
+    wanted: str,
+    P: Slot = None,
+    dS: Slot = None,
 ) -> Four:
-    """gq, gk, gv, gm for n gradients u (n, B, H, T, F); P, and for n = 1 also dS, may have been kept."""
+    """What is wanted of gq, gk, gv, gm for n gradients u (n, B, H, T, F); P, and for n = 1 also dS, may have been kept."""
     work = Work(q, k, v, mask, rule)
-    blocks = [_First(work, u[block], with_mask, dS) for block in work.blocks(u.shape[0])]
+    blocks = [_First(work, u[block], wanted, dS) for block in work.blocks(u.shape[0])]
     for spot in work.spots:
         tile = Tile(work, spot, work.weigh(spot, work.buffer(0, 1, spot)) if P is None else spot.of(P))
         for block in blocks:
@@ -59,7 +67,7 @@ def second_order(
     mask: Slot,
     u: Slot,
     rule: Rule,
-    wanted: Sequence[bool],
+    wanted: str,
     P: Slot = None,
     dS: Slot = None,
 ) -> Five:
@@ -81,14 +89,15 @@ def second_order(
 class _First:
     """gq, gk, gv, gm for a few gradients u at once."""
 
-    def __init__(self, work: Work, u: Tensor, with_mask: bool, dS: Slot) -> None:
+    def __init__(self, work: Work, u: Tensor, wanted: str, dS: Slot) -> None:
         self.work, self.u, self.dS = work, work.rows(u), dS
-        self.parts = Parts(work, u.shape[0], (True, True, True, with_mask, False))
+        self.parts = Parts(work, u.shape[0], wanted)
 
     def visit(self, tile: Tile) -> None:
         u, spot = tile.rows(self.u), tile.spot
         dS = spot.of(self.dS) if self.dS is not None else tile.slope(u, self.work.buffer(2, u.shape[1], spot))
-        self.parts.write(self.parts.q, tile, _rows(dS, tile.k))
+        if self.parts.q is not None:
+            self.parts.write(self.parts.q, tile, _rows(dS, tile.k))
         self.parts.add(self.parts.k, tile, tile.q, dS)
         self.parts.add(self.parts.v, tile, u, tile.P)
         self.parts.add_mask(self.parts.m, tile, dS)
@@ -102,7 +111,7 @@ class _Second:
         work: Work,
         vectors: tuple[Tensor, Tensor, Tensor, Slot],
         u: Slot,
-        wanted: Sequence[bool],
+        wanted: str,
         dS: Slot,
     ) -> None:
         self.work, self.u, self.dS = work, u, dS
@@ -111,7 +120,7 @@ class _Second:
         self.left = torch.cat([self.a, work.q.expand_as(self.a)], -1)
         self.right = torch.cat([work.k.unsqueeze(1).expand_as(self.b), self.b], -1)
         self.n, self.parts = self.a.shape[1], Parts(work, self.a.shape[1], wanted)
-        self.curved = wanted[0] or wanted[1] or wanted[3]
+        self.curved = any(letter in wanted for letter in "qkm")
 
     def visit(self, tile: Tile) -> None:
         u = None if self.u is None else tile.rows(self.u)
@@ -132,7 +141,7 @@ class _Second:
         return E
 
     def _flat(self, tile: Tile, E: Tensor, u: Slot) -> Tensor:
-        """e = Σ P E; with U = P (E − e), along u: U v + P c and along v: Uᵀ u."""
+        """E = Σ P E; with U = P (E − e), along u: U v + P c and along v: Uᵀ u."""
         U = torch.mul(tile.P, E, out=self.work.buffer(3, self.n, tile.spot))
         e = U.sum(-1, keepdim=True)
         U.addcmul_(tile.P, e, value=-1)
@@ -143,7 +152,7 @@ class _Second:
         return e
 
     def _curved(self, tile: Tile, E: Tensor, u: Tensor, dS: Tensor) -> None:
-        """s (R k + dS b), s (Rᵀ q + dSᵀ a) and R = dS E + P (O − r), where E is already without e."""
+        """S (R k + dS b), s (Rᵀ q + dSᵀ a) and R = dS E + P (O − r), where E is already without e."""
         O = self.work.buffer(3, self.n, tile.spot)  # noqa: E741 (a letter of the paper)
         torch.bmm(u.expand(-1, self.n, -1, -1).flatten(0, 1), tile.keys(self.c).flatten(0, 1).mT, out=O.flatten(0, 1))
         R = centred(E.mul_(dS).addcmul_(tile.P, O), tile.P)
@@ -155,7 +164,7 @@ class _Second:
 
 
 def _rows(x: Tensor, y: Tensor, shared: Slot = None, each: Slot = None) -> Tensor:
-    """x y + shared each: x (h, n, r, s) with one y (h, s, ·), one matrix (h, 1, r, s) with n of (h, n, s, ·)."""
+    """X y + shared each: x (h, n, r, s) with one y (h, s, ·), one matrix (h, 1, r, s) with n of (h, n, s, ·)."""
     product = torch.bmm(x.flatten(1, 2), y)
     if shared is None or each is None:
         return product.unflatten(1, x.shape[1:3])

@@ -5,7 +5,6 @@ Shapes in a tile: h heads of the N, n vectors, r = G t rows, s keys; scores are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from evolute.engine.attention_scores import Five, Rule, Shape, Slot, probabilities, working_dtype
 
-ROWS = 128  # query rows in a tile: enough for the matrix products, few enough to skip most of what a causal row does not see
+ROWS = (32, 128)  # query rows in a tile, a quarter of all within these bounds: long products, little that a causal row cannot see
 TILE = 1 << 19  # scores in a tile, where so few rows allow it: the buffers stay in the cache
 
 
@@ -36,10 +35,16 @@ class Spot(NamedTuple):
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
+def spots(shape: Shape, causal: bool) -> list[Spot]:
+    """All tiles, in the order in which they are kept."""
+    low, high = ROWS
+    return _spots(shape, causal, min(max(low, shape.T // 4), high) if causal else high, TILE)
+
+
 @lru_cache(maxsize=256)
-def spots(shape: Shape, causal: bool, rows: int, tile: int) -> list[Spot]:
+def _spots(shape: Shape, causal: bool, rows: int, tile: int) -> list[Spot]:
     G, T, S = shape.scores[2:]
-    step = max(1, min(T, rows, max(16, tile // (G * S))))
+    step = max(1, min(T, rows, max(min(16, rows), tile // (G * S))))
     width = max(1, min(shape.N, tile // (G * S * step)))
     found, start = list[Spot](), 0
     for head in range(0, shape.N, width):
@@ -60,7 +65,7 @@ class Work:
         self.q = self.rows(q.unsqueeze(0)) * rule.scale
         self.k, self.v = (self.columns(each.unsqueeze(0)).squeeze(1) for each in (k, v))
         self.mask = None if mask is None else self.shape.split(mask)
-        self.spots = spots(self.shape, rule.causal, ROWS, TILE)
+        self.spots = spots(self.shape, rule.causal)
         self.largest = max(spot.size for spot in self.spots)
         self.pool: dict[int, Tensor] = {}
 
@@ -131,7 +136,7 @@ class Tile:
         return x[self.spot.heads, :, : self.spot.keys]
 
     def slope(self, u: Tensor, out: Tensor) -> Tensor:
-        """dS = P (X − Σ P X) with X = u vᵀ, written into `out`; u (h, n, r, F)."""
+        """DS = P (X − Σ P X) with X = u vᵀ, written into `out`; u (h, n, r, F)."""
         torch.bmm(u.flatten(1, 2), self.v.mT, out=out.flatten(1, 2))
         return centred(out.mul_(self.P), self.P)
 
@@ -144,14 +149,14 @@ def centred(weighted: Tensor, P: Tensor) -> Tensor:
 class Parts:
     """Results along q, k, v, mask, u for n vectors, None where not wanted; along k and v transposed until the end."""
 
-    def __init__(self, work: Work, n: int, wanted: Sequence[bool]) -> None:
+    def __init__(self, work: Work, n: int, wanted: str) -> None:
         self.work, self.n = work, n
         (N, S, E), F, (G, T) = work.k.shape, work.v.shape[-1], work.q.shape[2:4]
         mask = () if work.mask is None else work.mask.shape
         shapes = ((N, n, G, T, E), (N, n, E, S), (N, n, F, S), (n, *mask), (N, n, G, T, F))
         new = work.k.new_zeros
         self.q, self.k, self.v, self.m, self.u = (
-            new(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)
+            new(shape) if letter in wanted else None for letter, shape in zip("qkvmu", shapes, strict=True)
         )
 
     def write(self, part: Slot, tile: Tile, rows: Tensor) -> None:

@@ -53,7 +53,7 @@ _REMEDY = "Use shuffle=False and fixed augmentation, or freeze the data once: Ob
 def _check_source(source: Any) -> None:
     if isinstance(source, (Tensor, Mapping, str)):
         raise DataError(
-            f"expected an iterable of batches, got one {type(source).__name__}; for a single batch pass a list: [batch]."
+            f"expected an iterable of batches, got one {type(source).__name__}; a single batch goes in a list: [batch]."
         )
     if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
         raise DataError(f"expected an iterable of batches, got {type(source).__name__}.")

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """z ⊙ γ + β over the last axis."""
+    """Z ⊙ γ + β over the last axis."""
     out: Tensor = _LayerNorm.apply(x, weight, bias, eps)  # pyright: ignore
     return out
 
@@ -56,9 +56,9 @@ class _LayerNormBackward(Function):
     @staticmethod
     def forward(ctx: Any, gy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Any:
         gy = gy.contiguous()
-        mask = [True, weight is not None, True]
+        mask = [True, weight is not None, weight is not None]  # the kernel wants a weight for either sum
         gx, g_weight, g_bias = aten.native_layer_norm_backward(gy, x, x.shape[-1:], mean, rstd, weight, weight, mask)
-        if g_bias is None:  # the kernel skips the bias when it is given none
+        if weight is None:
             g_bias = gy.reshape(-1, x.shape[-1]).sum(0)
         ctx.save_for_backward(gy, x, weight, mean, rstd, gx)
         ctx.set_materialize_grads(False)

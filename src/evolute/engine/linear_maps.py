@@ -33,14 +33,14 @@ class LinearMap:
 
 
 def hessian(objective: Objective, each: Evaluated) -> LinearMap:
-    """v ↦ ∂(∇ℓ·v): the backward pass of the gradient."""
+    """V ↦ ∂(∇ℓ·v): the backward pass of the gradient."""
     parameters = list(objective.parameters.values())
     gradient = _gradients([objective.attached(each)], parameters, create_graph=True)
     return LinearMap(_backward_of(gradient, parameters), gradient, each.terms)
 
 
 def functional_hessian(objective: Objective, each: Evaluated) -> LinearMap:
-    """v ↦ ∂(Σ_k λ_k ∇F_k·v) with λ = ∂ℓ/∂F held fixed: the curvature of the model alone."""
+    """V ↦ ∂(Σ_k λ_k ∇F_k·v) with λ = ∂ℓ/∂F held fixed: the curvature of the model alone."""
     parameters = list(objective.parameters.values())
     outputs, leaves, slopes = _cut(objective, each, create_graph=False)
     live = [(out, slope) for out, slope in zip(outputs, slopes, strict=True) if slope is not None]
@@ -50,7 +50,7 @@ def functional_hessian(objective: Objective, each: Evaluated) -> LinearMap:
 
 
 def gauss_newton(objective: Objective, each: Evaluated) -> LinearMap:
-    """v ↦ Jᵀ (∂²ℓ/∂F²) J v, with F what `forward` returns."""
+    """V ↦ Jᵀ (∂²ℓ/∂F²) J v, with F what `forward` returns."""
     parameters = list(objective.parameters.values())
     outputs, leaves, slopes = _cut(objective, each, create_graph=True)
     jacobian, pulled = _jacobian(outputs, parameters)
@@ -58,15 +58,17 @@ def gauss_newton(objective: Objective, each: Evaluated) -> LinearMap:
 
     def function(*vector: Tensor) -> Pieces:
         tangents = jacobian(*vector)
-        curved = [(slope, t) for slope, t in zip(slopes, tangents, strict=True) if _is_live(slope)]
-        bent = _gradients([s for s, _ in curved], leaves, [t for _, t in curved]) if curved else [None] * len(leaves)
-        return pulled(bent)
+        pairs = zip(slopes, tangents, strict=True)
+        curved = [(slope, t) for slope, t in pairs if slope is not None and slope.requires_grad]
+        return pulled(
+            _gradients([s for s, _ in curved], leaves, [t for _, t in curved]) if curved else [None] * len(leaves)
+        )
 
     return LinearMap(function, gradient, each.terms)
 
 
 def empirical_fisher(objective: Objective, each: Evaluated) -> LinearMap:
-    """v ↦ Σ_terms ∇ℓ_t (∇ℓ_t·v) = Jᵀ J v with J the Jacobian of the vector of losses, one for each term."""
+    """V ↦ Σ_terms ∇ℓ_t (∇ℓ_t·v) = Jᵀ J v with J the Jacobian of the vector of losses, one for each term."""
     if objective.loss.terms is None:
         raise LossError(
             "the empirical Fisher needs the loss of each term: pass ev.Loss(forward, criterion, terms), with "
@@ -101,7 +103,7 @@ def _detached(slope: Tensor | None, output: Tensor) -> Tensor:
 
 
 def _backward_of(gradient: Pieces, parameters: Sequence[Tensor]) -> Callable[..., Pieces]:
-    """v ↦ ∂(gradient·v)/∂parameters; zero where the gradient is constant."""
+    """V ↦ ∂(gradient·v)/∂parameters; zero where the gradient is constant."""
     live = [index for index, each in enumerate(gradient) if _is_live(each)]
     outputs = [each for each in gradient if each is not None and each.requires_grad]
 
@@ -116,7 +118,7 @@ def _backward_of(gradient: Pieces, parameters: Sequence[Tensor]) -> Callable[...
 def _jacobian(
     outputs: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> tuple[Callable[..., list[Tensor]], Callable[[Pieces], Pieces]]:
-    """v ↦ J v as the derivative of u ↦ Jᵀ u, and u ↦ Jᵀ u itself."""
+    """V ↦ J v as the derivative of u ↦ Jᵀ u, and u ↦ Jᵀ u itself."""
     dummies = [torch.zeros_like(out).requires_grad_() for out in outputs]
     pullback = _gradients(outputs, parameters, dummies, create_graph=True)
     live = [index for index, each in enumerate(pullback) if _is_live(each)]

@@ -87,7 +87,7 @@ class Objective:
             for each in self.evaluate():
                 gradients = torch.autograd.grad(self.attached(each), parameters, allow_unused=True)
                 self.check_finite(each, gradients)
-                used |= {name for name, g in zip(self.parameters, gradients, strict=True) if g is not None}
+                used |= {name for name, g in zip(self.parameters, gradients, strict=True) if g is not None}  # pyright: ignore
                 self._add_in(out, gradients)
                 terms += each.terms
         self.note_used(used)
@@ -208,7 +208,9 @@ def _chosen(model: nn.Module, params: Select | None) -> dict[str, nn.Parameter]:
 def _space(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Space:
     devices = {parameter.device for parameter in parameters.values()}
     if len(devices) > 1:
-        raise ModelError(f"expected all parameters on one device, got {sorted(map(str, devices))}; move the model first.")
+        raise ModelError(
+            f"expected all parameters on one device, got {sorted(map(str, devices))}; use model.to(device)."
+        )
     dtype = next(iter(parameters.values())).dtype
     for parameter in parameters.values():
         dtype = torch.promote_types(dtype, parameter.dtype)

@@ -82,7 +82,9 @@ class Hessian(CurvatureOperator):
     """H = ∇²L, the matrix of second derivatives of the objective.
 
     >>> import torch, evolute as ev
-    >>> objective = ev.Objective(torch.nn.Linear(2, 1, bias=False), [(torch.eye(2), torch.zeros(2, 1))], torch.nn.MSELoss())
+    >>> objective = ev.Objective(
+    ...     torch.nn.Linear(2, 1, bias=False), [(torch.eye(2), torch.zeros(2, 1))], torch.nn.MSELoss()
+    ... )
     >>> ev.Hessian(objective) @ torch.tensor([1.0, 2.0])
     tensor([1., 2.])
     """

@@ -15,7 +15,7 @@ from evolute.errors import TooLargeError
 from evolute.linop.memory import available, human
 
 SHARE = 0.6  # of the memory that is free, for what is kept between products
-# Bytes at the height of the work for each byte that a gradient would save, measured on Transformers (tests/test_plan.py).
+# Bytes at the height of the work for each byte that a gradient saves, measured on Transformers (tests/test_plan.py).
 RECORDING, RECOMPUTING = 8.0, 5.0
 
 
@@ -32,7 +32,9 @@ class Plan:
 
     def __str__(self) -> str:
         anew = self.batches - self.kept
-        text = f"{self.kept} of {self.batches} batches kept ({human(self.kept_bytes)} of a budget of {human(self.budget)})"
+        text = (
+            f"{self.kept} of {self.batches} batches kept ({human(self.kept_bytes)} of a budget of {human(self.budget)})"
+        )
         text += f", {anew} recomputed for each product" if anew else ""
         text += f", {self.block} vectors at once" if self.block > 1 else ", one vector at a time"
         return text + "".join(f"; {each}" for each in self.notes)

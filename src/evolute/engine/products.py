@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from evolute.engine.linear_maps import LinearMap, Pieces
+from evolute.engine.narrow import narrowed
 from evolute.engine.objective import Evaluated, Objective
 from evolute.engine.plan import Plan, budget_of, nbytes, room_to_record
 from evolute.engine.program import compile_tape
-from evolute.engine.simplify import narrowed, simplify
+from evolute.engine.simplify import simplify
 from evolute.engine.tape import Tape, Unrecordable, record
 from evolute.errors import CurvatureWarning, ModelError
 
@@ -58,7 +59,7 @@ class Products:
         self._point = self._versions()
 
     def __call__(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window | None = None) -> None:
-        """out (one (k, *shape) for each output of the window, zeroed) += the product with pieces, one for each input."""
+        """Out += A pieces: one (k, *shape) for each input, and for each output (zeroed), of the window."""
         if self._point != self._versions():
             raise ModelError(
                 "the parameters have changed since this operator was made; an operator belongs to one point. "
@@ -107,6 +108,8 @@ class Products:
         self.objective.normaliser(terms)
         self.kept, self._terms = kept, terms
         self._block = min((_width(one.tape, self.objective.space.device) for one in kept.values()), default=1)
+        while self._block > 1 and self._block * spent > budget_of(self.objective):
+            self._block //= 2  # a program for k vectors may keep its constants k times
         notes = tuple(dict.fromkeys(self._notes))
         return Plan(count, len(kept), spent, budget_of(self.objective), self._block, notes)
 
@@ -167,7 +170,9 @@ class Products:
 
     def _cast(self, pieces: Sequence[Tensor], rows: Any, window: Window) -> list[Tensor]:
         """Views of the rows, in the dtype of each parameter."""
-        return [piece[rows].to(self.parameters[place].dtype) for piece, place in zip(pieces, window.inputs, strict=True)]
+        return [
+            piece[rows].to(self.parameters[place].dtype) for piece, place in zip(pieces, window.inputs, strict=True)
+        ]
 
     def _single(self, kept: Kept, window: Window, values: list[Tensor]) -> Sequence[Tensor | None]:
         if kept.tape is None:
@@ -240,9 +245,9 @@ def _verify(run: Run, linear: LinearMap, probe: Sequence[Tensor]) -> None:
 
 
 def _width(tape: Tape | None, device: torch.device) -> int:
-    """A power of two, such that the largest intermediate of that many vectors stays in the cache."""
+    """How many vectors keep the largest intermediate in the cache: a power of two; below four it does not pay."""
     if tape is None:
         return 1
     largest = max((nbytes(meta.shape, meta.dtype) for meta in tape.meta.values()), default=1)
     fits = WORKING_SET.get(device.type, 8 << 20) // max(1, largest)
-    return max(1, min(WIDEST, 1 << (max(1, fits).bit_length() - 1)))
+    return min(WIDEST, 1 << (fits.bit_length() - 1)) if fits >= 4 else 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evolute.engine.simplify import MAKE, accumulate
+from evolute.engine.rewriting import MAKE, accumulate
 from evolute.engine.tape import Step, Tape, Var, leaves
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ def compile_tape(tape: Tape) -> Callable[..., list[Tensor | None]]:
     writer = _Writer(tape)
     source = writer.source()
     namespace = dict(writer.names)
-    exec(compile(source, "<evolute tape>", "exec"), namespace)  # noqa: S102 (our own text, from our own tape)
+    exec(compile(source, "<evolute tape>", "exec"), namespace)
     return namespace["run"]
 
 
@@ -64,7 +64,7 @@ class _Writer:
     def _last_uses(self) -> dict[Var, int]:
         last = {var: number for number, step in enumerate(self.tape.steps) for var in step.inputs()}
         end = len(self.tape.steps)
-        return last | {var: end for var in (*self.tape.inputs, *filter(None, self.tape.outputs))}
+        return last | dict.fromkeys((*self.tape.inputs, *filter(None, self.tape.outputs)), end)
 
     def _step(self, step: Step) -> None:
         if step.op is accumulate:

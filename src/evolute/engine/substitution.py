@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from evolute.engine import attention as _attention
@@ -52,7 +53,7 @@ def _patched_sdpa(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def _norm(
-    input: Tensor,  # noqa: A002 (PyTorch's own name)
+    input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -75,7 +76,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {_SDPA: _attend, F.layer_norm: _norm}
 
 class _Substitute(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, torch._ops.HigherOrderOperator) and "flex_attention" in func.name():
+        if isinstance(func, HigherOrderOperator) and "flex_attention" in func.name():
             _refuse_flex()
         return _REPLACED.get(func, func)(*args, **(kwargs or {}))
 

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 aten = torch.ops.aten
 
 
-class Unrecordable(Exception):  # noqa: N818 (a verdict, not an error: the caller goes another way)
+class Unrecordable(Exception):
     """The computation cannot be replayed from a tape; the message names the operation."""
 
 
@@ -73,7 +73,7 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
 class Step:
     """outs = op(*args, **kwargs); args hold Vars, constant tensors and plain values, possibly in lists."""
 
-    op: Callable[..., Any]
+    op: Any  # an operator of aten, or a function
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outs: tuple[Var | None, ...]
@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):
         target = written[0]
         if len(written) > 1 or not args or args[0] is not target or _functional(func) is None:
             return f"{func} writes in place in a way that has no functional form"
-        storage = target.untyped_storage()._cdata
+        storage = target.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
         others = [t for t in self.vars if t is not target and t.untyped_storage()._cdata == storage]
         blank = self.blank.get(target)
         if others or (target not in self.vars and (blank is None or blank[3] != target._version)):

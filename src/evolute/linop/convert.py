@@ -128,8 +128,9 @@ def to_scipy(op: LinearOperator) -> ScipyOperator:
         return run
 
     forward, backward = multiply(op), multiply(op.adjoint())
-    dtype = np.dtype(str(outside).removeprefix("torch."))
-    return ScipyOperator(shape=op.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=dtype)
+    products = {"matvec": forward, "matmat": forward, "rmatvec": backward, "rmatmat": backward}
+    make: Any = ScipyOperator  # its stubs do not know the keywords of the constructor
+    return make(shape=op.shape, dtype=np.dtype(str(outside).removeprefix("torch.")), **products)
 
 
 @singledispatch

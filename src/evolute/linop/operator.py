@@ -1,6 +1,6 @@
 """A linear operator is a space, a product, and its adjoint; everything else is a function of those.
 
-Vectors enter as (n,), (n, k) or name → tensor. Inside they are the *rows* of a (k, n) tensor, so that each is contiguous.
+Vectors enter as (n,), (n, k) or name → tensor. Inside they are the *rows* of a (k, n) tensor, each contiguous.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LinearOperator(ABC):
         """Aᵀ; the operator itself when it is symmetric."""
 
     @property
-    def T(self) -> LinearOperator:  # noqa: N802
+    def T(self) -> LinearOperator:
         return self.adjoint()
 
     @property

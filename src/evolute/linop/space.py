@@ -46,7 +46,7 @@ class Part:
         if self.whole:
             return torch.Size(shape)
         if not 0 <= self.dim < len(shape):
-            raise UnknownGroupError(f"{self.label}: '{self.name}' has shape {tuple(shape)} and no dimension {self.dim}.")
+            raise UnknownGroupError(f"{self.label}: no dimension {self.dim} in '{self.name}' of shape {tuple(shape)}.")
         length = len(range(shape[self.dim])[self.start : self.stop])
         return torch.Size((*shape[: self.dim], length, *shape[self.dim + 1 :]))
 

@@ -1,0 +1,132 @@
+"""Rewrites of a tape that keep its meaning: what is not needed goes, and what does nothing is renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolute.engine.tape import Meta, Step, Tape, Var, leaves, replaced
+
+aten = torch.ops.aten
+
+# A view becomes a reshape: a rewritten sum may come in another layout than the recorded one.
+RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+_SCALINGS = {aten.mul.Tensor: aten.mul.Scalar, aten.div.Tensor: aten.div.Scalar}
+_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+
+
+def accumulate(*terms: Any, shape: tuple[int, ...]) -> Tensor:
+    """Σ of terms ("mm" | "bmm" | "mul", a, b, c) = c·(a·b) and ("add", a, c) = c·a. Compiled, in one buffer."""
+    total: Tensor | None = None
+    for kind, *operands, factor in terms:
+        each = operands[0] if kind == "add" else MAKE[kind](*operands)
+        each = each if total is not None or factor == 1 else each * factor
+        total = each if total is None else torch.add(total, each, alpha=factor)
+    assert total is not None
+    return total.expand(shape)
+
+
+MAKE: dict[str, Callable[..., Tensor]] = {"mm": torch.mm, "bmm": torch.bmm, "mul": torch.mul}
+
+
+def drop_dead(tape: Tape) -> Tape:
+    """Only the steps that an output needs."""
+    needed = {var for var in tape.outputs if var is not None}
+    kept: list[Step] = []
+    for step in reversed(tape.steps):
+        if any(out in needed for out in step.outs if out is not None):
+            needed.update(step.inputs())
+            step.outs = tuple(out if out in needed else None for out in step.outs) if step.many else step.outs
+            kept.append(step)
+    return Tape(tape.inputs, kept[::-1], tape.outputs, tape.meta)
+
+
+def rename(tape: Tape, steps: list[Step], names: dict[Var, Var]) -> Tape:
+    return Tape(tape.inputs, steps, tuple(None if v is None else names.get(v, v) for v in tape.outputs), tape.meta)
+
+
+def with_names(step: Step, names: dict[Var, Var]) -> Step:
+    args, kwargs = replaced(
+        (step.args, step.kwargs), lambda leaf: names.get(leaf, leaf) if isinstance(leaf, Var) else leaf
+    )
+    return Step(step.op, args, kwargs, step.outs, step.many)
+
+
+def drop_noops(tape: Tape) -> Tape:
+    """x.detach(), x + 0, x.view(its own shape), t(t(x)), view(view(x)) and repetitions are names of what is there."""
+    names: dict[Var, Var] = {}
+    made: dict[Var, Step] = {}
+    seen: dict[Any, Var] = {}
+    steps: list[Step] = []
+    for old in tape.steps:
+        step = with_names(old, names)
+        step = _shorter(step, made, tape)
+        same = _noop(step, made, tape) if not step.many else None
+        same = same or (seen.get(_key(step)) if not step.many else None)
+        if same is not None:
+            names[step.out] = same
+            continue
+        if not step.many:
+            made[step.out] = step
+            seen[_key(step)] = step.out
+        steps.append(step)
+    return rename(tape, steps, names)
+
+
+def _key(step: Step) -> Any:
+    found = leaves((step.args, step.kwargs))
+    return (step.op, *(id(leaf) if isinstance(leaf, Tensor) else (type(leaf).__name__, str(leaf)) for leaf in found))
+
+
+def _shorter(step: Step, made: dict[Var, Step], tape: Tape) -> Step:
+    """view(view(x)) = view(x) where x is contiguous; x * 2.0 is a scaling, not a product of tensors."""
+    if step.op in RESHAPES and step.op is not aten.reshape.default:
+        step = Step(aten.reshape.default, (step.args[0], list(tape.meta[step.out].shape)), {}, step.outs)
+    if step.op in _SCALINGS and isinstance(step.args[1], (int, float)):
+        return Step(_SCALINGS[step.op], step.args, {}, step.outs)
+    if step.op in RESHAPES:
+        inner = made.get(step.args[0])
+        if inner is not None and inner.op in RESHAPES and tape.meta[inner.args[0]].contiguous:
+            shape = list(tape.meta[step.out].shape)
+            return Step(aten.reshape.default, (inner.args[0], shape), {}, step.outs)
+    return step
+
+
+def _noop(step: Step, made: dict[Var, Step], tape: Tape) -> Var | None:
+    first = step.args[0] if step.args else None
+    if step.op is aten.add.Tensor:
+        return _plus_zero(step, tape)
+    if not isinstance(first, Var):
+        return None
+    source, result = tape.meta[first], tape.meta[step.out]
+    if step.op in _SAME or (step.op in RESHAPES | {aten.expand.default} and source.shape == result.shape):
+        return first
+    if step.op is aten.clone.default and source == result:
+        return first
+    if step.op is aten._to_copy.default and source == result:
+        return first
+    inner = made.get(first)
+    if step.op is aten.t.default and inner is not None and inner.op is aten.t.default:
+        return inner.args[0]
+    twice = step.op is aten.transpose.int and inner is not None and inner.op is aten.transpose.int
+    if inner is not None and twice and _axes(step, result) == _axes(inner, result):
+        return inner.args[0]
+    return None
+
+
+def _axes(step: Step, meta: Meta) -> set[int]:
+    return {axis % len(meta.shape) for axis in step.args[1:3]}
+
+
+def _plus_zero(step: Step, tape: Tape) -> Var | None:
+    left, right = step.args[0], step.args[1]
+    if isinstance(left, Tensor):
+        left, right = right, left
+    if not isinstance(left, Var) or not isinstance(right, Tensor):
+        return None
+    source, result = tape.meta[left], tape.meta[step.out]
+    same = source.shape == result.shape and source.dtype == result.dtype
+    return left if same and not right.any() else None
