@@ -2,12 +2,10 @@
 
 import os
 import random
-from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: a test that reaches for the network fails at once
 
 import hypothesis
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -26,12 +24,3 @@ def seed() -> int:
     np.random.seed(0)  # noqa: NPY002  the global generator is the point
     torch.manual_seed(0)
     return 0
-
-
-@pytest.fixture(autouse=True)
-def _type_checks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run-time shape and type checks, but for tests marked `bad_input`."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", request.node.get_closest_marker("bad_input") is not None)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)

@@ -6,6 +6,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 import oracles
@@ -27,7 +28,7 @@ KINDS: dict[str, type[CurvatureOperator]] = {
 }
 
 
-def _objective(name: str = "mlp, mse", **options: object) -> ev.Objective:
+def _objective(name: str = "mlp, mse", **options: Any) -> ev.Objective:
     family = FAMILIES[name]()
     return ev.Objective(family.model, family.batches, family.loss, **options)
 
@@ -267,66 +268,170 @@ def test_repr_says_size_and_dtype(name: str) -> None:
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     with oracles.double(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "1 parameters|2 parameters", ev.CurvatureWarning)
+        warnings.filterwarnings("ignore", "2 parameters are not used", ev.CurvatureWarning)
         yield FAMILIES[request.param]()
 
 
-def _has_terms(family: Family) -> bool:
-    return not isinstance(family.loss, ev.Loss) or family.loss.terms is not None
+def _of(family: Family, **options: Any) -> ev.Objective:
+    return ev.Objective(family.model, family.batches, family.loss, **options)
 
 
 def _references(family: Family) -> dict[str, Tensor]:
     H, G = oracles.hessian(family), oracles.gauss_newton(family)
-    found = {"H": H, "G": G, "F": H - G}
-    return found | {"E": oracles.empirical_fisher(family)} if _has_terms(family) else found
+    has_terms = not isinstance(family.loss, ev.Loss) or family.loss.terms is not None
+    return {"H": H, "G": G, "F": H - G} | ({"E": oracles.empirical_fisher(family)} if has_terms else {})
+
+
+def _agrees(op: LinearOperator, matrix: Tensor, vectors: int) -> None:
+    """Of the size of H for F, which may vanish."""
+    V = _random(op.shape[1], vectors)
+    V = V if vectors > 1 else V[:, 0]
+    assert (op @ V - matrix @ V).norm() <= 1e-10 * max(matrix.norm(), 1e-3) * V.norm(), op
+
+
+def test_the_two_oracles_agree(family: Family) -> None:
+    """Forward over reverse and reverse over reverse go through other rules of PyTorch."""
+    _close(oracles.hessian(family), oracles.hessian_in_reverse(family), 1e-13)
 
 
 def test_families_kept(family: Family) -> None:
-    """Every column of each operator, in blocks of many vectors; then vectors one at a time."""
-    objective = ev.Objective(family.model, family.batches, family.loss)
+    """Vectors one at a time, less than a block, and two blocks with a remainder."""
+    objective = _of(family)
     for kind, matrix in _references(family).items():
         op = KINDS[kind](objective)
-        size = max(matrix.norm(), 1e-3)
-        assert (ev.to_dense(op) - matrix).norm() <= 1e-10 * size, kind
-        V = _random(op.shape[1], 3)
-        one = torch.stack([op @ v for v in V.T], 1)
-        assert (one - matrix @ V).norm() <= 1e-10 * size * V.norm(), kind
+        for vectors in (1, 3, 2 * op.preferred_block + 3):
+            _agrees(op, matrix, vectors)
         assert op.plan is not None and op.plan.kept == op.plan.batches and not op.plan.notes, f"{kind}: {op.plan}"
 
 
 def test_families_recomputed(family: Family) -> None:
-    objective = ev.Objective(family.model, family.batches, family.loss, memory=0)
+    objective = _of(family, memory=0)
     for kind, matrix in _references(family).items():
-        op, V = KINDS[kind](objective), _random(matrix.shape[0], 5)
-        size = max(matrix.norm(), 1e-3) * V.norm()
-        assert (op @ V - matrix @ V).norm() <= 1e-10 * size, kind
-        assert (op @ V[:, 0] - matrix @ V[:, 0]).norm() <= 1e-10 * size, kind
+        op = KINDS[kind](objective)
+        _agrees(op, matrix, 1)
+        _agrees(op, matrix, 4)
         assert op.plan is not None and op.plan.kept == 0
 
 
+def test_some_batches_kept_and_some_recomputed() -> None:
+    family = FAMILIES["gpt2"]()
+    whole = ev.Hessian(_of(family))
+    assert whole.preferred_block and whole.plan
+    op = ev.Hessian(_of(family, memory=whole.plan.kept_bytes * 3 // 4))
+    _agrees(op, oracles.hessian(family), 40)
+    assert op.plan and 0 < op.plan.kept < op.plan.batches and op.plan.kept_bytes <= op.plan.budget
+
+
 def test_families_gradient_and_value(family: Family) -> None:
-    objective = ev.Objective(family.model, family.batches, family.loss)
-    assert objective.value() == pytest.approx(oracles.value(family)(oracles.flat(family.model)).item(), rel=1e-12)
-    _close(objective.gradient(), oracles.gradient(family), 1e-10)
+    assert _of(family).value() == pytest.approx(oracles.value(family)(oracles.flat(family.model)).item(), rel=1e-12)
+    _close(_of(family).gradient(), oracles.gradient(family), 1e-10)
 
 
 def test_families_finite_differences(family: Family) -> None:
-    objective = ev.Objective(family.model, family.batches, family.loss)
+    objective = _of(family)
     u = _random(objective.space.size)
     assert oracles.relative(ev.Hessian(objective) @ u, oracles.difference(objective, u)) < 1e-6
 
 
-def test_families_blocks(family: Family) -> None:
-    """Each group against the whole and against another, from the same rows of the full product."""
-    objective = ev.Objective(family.model, family.batches, family.loss)
-    H, names = ev.Hessian(objective), list(objective.space.groups)
-    if len(names) < 2:
-        return
-    rows, cols = (objective.space.resolve(each) for each in (names[0], names[-1]))
-    v = _random(cols.size)
-    _close(H.block(names[0], names[-1]) @ v, rows.take(H @ cols.put(v)), 1e-10) if rows.take(H @ cols.put(v)).any() else None
-    _close(H.restrict(names[0]) @ rows.take(_ones(H)), rows.take(H @ rows.put(rows.take(_ones(H)))), 1e-10)
+@pytest.mark.parametrize("memory", [None, 0])
+def test_families_blocks(family: Family, memory: int | None) -> None:
+    """Each group against itself and the next, from the rows of the full product: a block skips what it does not need."""
+    H = ev.Hessian(_of(family, memory=memory))
+    names = list(H.space.groups)
+    for row, col in [(name, other) for name, follow in zip(names, names[1:] + names[:1], strict=True) for other in (name, follow)]:
+        rows, cols = H.space.resolve(row), H.space.resolve(col)
+        V = _random(cols.size, 2)
+        theirs = rows.take((H @ cols.put(V.T).T).T).T
+        assert (H.block(row, col) @ V - theirs).norm() <= 1e-11 * max(theirs.norm(), V.norm() * 1e-3), (row, col)
 
 
-def _ones(op: LinearOperator) -> Tensor:
-    return torch.ones(op.shape[1], dtype=op.dtype)
+def test_families_hessian_is_the_sum_of_its_parts(family: Family) -> None:
+    objective = _of(family)
+    V = _random(objective.space.size, 2)
+    H, G, F = (KINDS[kind](objective) for kind in "HGF")
+    assert (H @ V - (G + F) @ V).norm() <= 1e-11 * (H @ V).norm()
+
+
+@pytest.mark.parametrize("kind", ["G", "E"])
+@pytest.mark.parametrize("name", ["mlp, mse", "mlp, bce", "two towers, contrastive", "tied embeddings", "gpt2, lora"])
+def test_positive_semidefinite(name: str, kind: str) -> None:
+    values = torch.linalg.eigvalsh(ev.to_dense(KINDS[kind](_objective(name))))
+    assert values[-1] > 0 and values[0] >= -1e-12 * values[-1]
+
+
+# ---------------------------------------------------------------- scale, tied, unused, frozen, scalar
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaled_loss_scales_the_operator(kind: str, factor: float) -> None:
+    """To rounding, over twelve orders of magnitude: no ε is added to anything. E is quadratic in the loss."""
+    family = FAMILIES["mlp, mse"]()
+
+    def terms(output: Tensor, batch: Any) -> Tensor:
+        return factor * (output - batch[1]).square().reshape(-1)
+
+    loss = ev.Loss(lambda model, batch: model(batch[0]), lambda out, b: (terms(out, b).sum(), out.numel()), terms)
+    scaled = KINDS[kind](ev.Objective(family.model, family.batches, loss))
+    plain = KINDS[kind](_of(family))
+    V = _random(plain.shape[1], 4)
+    _close(scaled @ V, (factor**2 if kind == "E" else factor) * (plain @ V), 1e-13)
+    _close(scaled @ V[:, 0], (factor**2 if kind == "E" else factor) * (plain @ V[:, 0]), 1e-13)
+
+
+def test_sum_is_the_mean_times_the_number_of_terms() -> None:
+    family = FAMILIES["mlp, mse"]()
+    count = sum(y.numel() for _, y in family.batches)
+    total = ev.Objective(family.model, family.batches, nn.MSELoss(reduction="sum"))
+    assert total.value() == pytest.approx(count * _of(family).value(), rel=1e-13)
+    for op in KINDS.values():
+        _close(ev.to_dense(op(total)), count * ev.to_dense(op(_of(family))), 1e-13)
+
+
+def test_tied_weights_count_once() -> None:
+    """The curvature along both of its uses together; twice in the space would be another operator."""
+    objective = _objective("tied embeddings")
+    assert objective.space.names == ("embed.weight", "mix.weight", "mix.bias", "unembed.bias")
+    with torch.no_grad():
+        assert objective.model.unembed.weight is objective.model.embed.weight  # pyright: ignore
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("memory", [None, 0])
+def test_unused_parameters_are_zero_rows_and_named_once(kind: str, memory: int | None) -> None:
+    objective = _objective("unused parameter", memory=memory)
+    op = KINDS[kind](objective)
+    with pytest.warns(ev.CurvatureWarning, match=r"2 parameters .*unused\.weight, unused\.bias") as caught:
+        matrix = op @ torch.eye(op.shape[1], dtype=op.dtype)
+    assert len(caught) == 1 and objective.unused == ("unused.weight", "unused.bias")
+    places = _places(op.space, [ev.Part(name) for name in objective.unused])
+    assert not matrix[places].any() and not matrix[:, places].any() and matrix.any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ev.CurvatureWarning)
+        objective.gradient()
+
+
+def test_unused_parameters_are_named_by_the_gradient_too() -> None:
+    objective = _objective("unused parameter")
+    with pytest.warns(ev.CurvatureWarning, match=r"unused\.weight"):
+        gradient = objective.space.unflatten(objective.gradient())
+    assert not gradient["unused.weight"].any() and gradient["used.weight"].any()
+
+
+def test_frozen_parameters_are_left_out_and_params_chooses() -> None:
+    """The space is the trainable parameters unless the user says otherwise; flags are as they were afterwards."""
+    family = FAMILIES["mlp, mse"]()
+    whole, names = ev.to_dense(ev.Hessian(_of(family))), list(dict(family.model.named_parameters()))
+    family.model[2].requires_grad_(False)
+    places = {name: _places(_of(family, params=names).space, [ev.Part(name)]) for name in names}
+    for params, expected in ((None, [n for n in names if not n.startswith("2")]), ("2", ["2.weight", "2.bias"]), (names, names)):
+        objective = _of(family, params=params)
+        index = torch.cat([places[name] for name in expected])
+        assert list(objective.space.names) == expected
+        _close(ev.to_dense(ev.Hessian(objective)), whole[index][:, index], 1e-11)
+        _close(ev.to_dense(ev.Hessian(_of(family, params=params, memory=0))), whole[index][:, index], 1e-11)
+    assert [p.requires_grad for p in family.model.parameters()] == [not n.startswith("2") for n in names]
+
+
+def test_adapters_are_the_space_of_a_low_rank_model() -> None:
+    assert all("lora_" in name for name in _objective("gpt2, lora").space.names)

@@ -1,5 +1,6 @@
 """The package is what its metadata, its constraints file and its documentation say it is."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -71,6 +72,15 @@ def test_every_public_name_is_in_the_reference() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
     listed = set(re.findall(r"^::: evolute\.(?!errors)(\w+)$", pages, re.MULTILINE))
     assert listed == {name for name in ev.__all__ if callable(getattr(ev, name)) and not hasattr(errors, name)}
+
+
+def test_core_dependencies_are_what_the_core_imports() -> None:
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"evolute"}
+    assert imported == {Requirement(each).name for each in PROJECT["dependencies"]}
 
 
 def test_importing_needs_no_extra() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from evolute.engine import attention_ops, attention_plain
+from evolute.engine import attention_ops, attention_plain, attention_vmap
 from evolute.engine.attention_call import four_axes
 from evolute.engine.attention_scores import Rule, Slot, working_dtype
 
@@ -68,7 +68,7 @@ def attention(
 class Attention(Function):
     """out = attention(q, k, v, mask), and the logsumexp of each row of scores where a fused kernel made it."""
 
-    generate_vmap_rule = True
+    vmap = staticmethod(attention_vmap.rule(lambda *args: Attention.apply(*args), "cccm-", "cc"))
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Slot, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -100,9 +100,9 @@ class Attention(Function):
 
 
 class AttentionBackward(Function):
-    """gq, gk, gv, gm of <u, attention(q, k, v, mask)>; and P and dS, if they are to be kept."""
+    """gq, gk, gv, gm of <u, attention(q, k, v, mask)>, for u or n of them; and P and dS, if they are to be kept."""
 
-    generate_vmap_rule = True
+    vmap = staticmethod(attention_vmap.rule(lambda *args: AttentionBackward.apply(*args), "vcccmcck-!f", "vvvwkk"))
 
     @staticmethod
     def forward(
@@ -127,35 +127,51 @@ class AttentionBackward(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         *tensors, P, ctx.rule, keep, ctx.wanted = inputs
-        ctx.mark_non_differentiable(*output[4:])
+        ctx.mark_non_differentiable(*output[4:], *_unwanted(ctx.wanted, "qkvm", output))
         _save(ctx, *tensors, *(output[4:] if keep else (P, None)))
 
     @staticmethod
     def backward(ctx: Any, *vectors: Slot) -> tuple[Slot, ...]:
-        u, q, k, v, mask, _, _, P, dS = ctx.saved_tensors
         wanted = _letters("uqkvm", ctx.needs_input_grad)
         if not wanted or all(each is None for each in vectors[:4]):
             return (None,) * 11
-        parts = SecondOrder.apply(*vectors[:4], q, k, v, mask, u, P, dS, ctx.rule, wanted)
+        parts = _bent(ctx, vectors[:4], wanted)
+        if ctx.saved_tensors[0].dim() == 5:  # n of u, but one q, k, v, mask
+            parts = *(part.sum(0) if part.numel() else part for part in parts[:4]), parts[4]
         return *_only(wanted, "uqkvm", (parts[4], *parts[:4])), *(None,) * 6
 
     @staticmethod
     def jvp(ctx: Any, du: Slot, *tangents: Slot) -> tuple[Slot, ...]:
         """The second derivative along (q, k, v, mask), and the first, being linear in u, at the tangent of u."""
-        u, q, k, v, mask, out, lse, P, dS = ctx.saved_tensors
-        parts: list[Slot] = [None] * 4
-        if any(each is not None for each in tangents[:4]):
-            parts = list(SecondOrder.apply(*tangents[:4], q, k, v, mask, u, P, dS, ctx.rule, ctx.wanted)[:4])
+        u, q, k, v, mask, out, lse, P, _ = ctx.saved_tensors
+        vectors, parts = tangents[:4], None
+        if any(each is not None for each in vectors):
+            if u.dim() == 5:
+                vectors = tuple(None if each is None else each.expand(len(u), *each.shape) for each in vectors)
+            parts = _bent(ctx, vectors, ctx.wanted)[:4]
         if du is not None:
-            given = (du, q, k, v, mask, out, lse, P, ctx.rule, False, ctx.wanted)
-            parts = [y if x is None else x + y for x, y in zip(parts, AttentionBackward.apply(*given), strict=False)]
-        return *parts, None, None
+            more = AttentionBackward.apply(du, q, k, v, mask, out, lse, P, ctx.rule, False, ctx.wanted)[:4]
+            parts = more if parts is None else tuple(map(Sum.apply, parts, more))
+        return *_only(ctx.wanted, "qkvm", parts or (None,) * 4), None, None
+
+
+def _bent(ctx: Any, vectors: tuple[Slot, ...], wanted: str) -> tuple[Tensor, ...]:
+    """The second-order product where the gradient was taken; with n of u, of as many vectors, each with its own."""
+    u, q, k, v, mask, _, _, P, dS = ctx.saved_tensors
+    if u.dim() == 4:
+        return SecondOrder.apply(*vectors, q, k, v, mask, u, P, dS, ctx.rule, wanted)
+
+    def one(a: Slot, b: Slot, c: Slot, m: Slot, u: Tensor) -> tuple[Tensor, ...]:
+        return SecondOrder.apply(a, b, c, m, q, k, v, mask, u, None, None, ctx.rule, wanted)
+
+    in_dims = (*(None if each is None else 0 for each in vectors), 0)
+    return torch.vmap(one, in_dims)(*vectors, u)
 
 
 class SecondOrder(Function):
     """The Hessian of <u, attention(q, k, v, mask)> times (a, b, c, m, 0): its parts along q, k, v, mask, u that are wanted."""
 
-    generate_vmap_rule = True
+    vmap = staticmethod(attention_vmap.rule(lambda *args: SecondOrder.apply(*args), "vvvwcccmckk-f", "vvvwv"))
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
@@ -164,41 +180,84 @@ class SecondOrder(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, _, _, ctx.rule, ctx.wanted = inputs
-        _save(ctx, *tensors, *output)
+        *tensors, ctx.rule, ctx.wanted = inputs
+        ctx.mark_non_differentiable(*_unwanted(ctx.wanted, "qkvmu", output))
+        _save(ctx, *tensors[:9])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Slot) -> tuple[Slot, ...]:
-        tensors, plain = _plainly(ctx)
-        parts, pull = torch.func.vjp(plain, *tensors.values())
-        pulled = pull(tuple(torch.zeros_like(part) if x is None else x for x, part in zip(upstream, parts, strict=True)))
-        grads = dict(zip(tensors, pulled, strict=True))
+        saved = ctx.saved_tensors
+        live = _live(saved)
+        parts, pull = torch.func.vjp(_plain(saved, live, ctx.rule, ctx.wanted), *(saved[i] for i in live))
+        pulled = pull(tuple(_filled(x, part) for x, part in zip(upstream, parts, strict=True)))
+        grads = dict(zip(live, pulled, strict=True))
         return tuple(grads.get(i) for i in range(13))
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Slot) -> tuple[Tensor, ...]:
-        tensors, plain = _plainly(ctx)
-        steps = (torch.zeros_like(x) if tangents[i] is None else tangents[i] for i, x in tensors.items())
-        return torch.func.jvp(plain, tuple(tensors.values()), tuple(steps))[1]
+    def jvp(ctx: Any, *tangents: Slot) -> tuple[Slot, ...]:
+        parts = SecondOrderTangent.apply(*tangents[:9], *ctx.saved_tensors, ctx.rule, ctx.wanted)
+        return _only(ctx.wanted, "qkvmu", parts)
 
 
-def _plainly(ctx: Any) -> tuple[dict[int, Tensor], Callable[..., tuple[Tensor, ...]]]:
-    """The tensors of a second-order product by the places of its arguments, and the product in plain operations on them."""
-    saved: list[Any] = list(ctx.saved_tensors)
-    tensors = {i: each for i, each in enumerate(saved[:9]) if each is not None and each.is_floating_point()}
+class SecondOrderTangent(Function):
+    """The derivative of SecondOrder along tangents of its arguments; itself it has none."""
 
-    def plain(*values: Tensor) -> tuple[Tensor, ...]:
-        given = saved[:9]
-        for i, value in zip(tensors, values, strict=True):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        tangents, saved, (rule, wanted) = args[:9], args[9:18], args[18:]
+        live = _live(saved)
+        points = tuple(saved[i] for i in live)
+        steps = tuple(_filled(tangents[i], saved[i]) for i in live)
+        return torch.func.jvp(_plain(saved, live, rule, wanted), points, steps)[1]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+class Sum(Function):
+    """x + y. In a jvp, plain operations would lose the tangents of outer levels."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(True)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        return g, g
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, dy: Tensor) -> Tensor:
+        return Sum.apply(dx, dy)
+
+
+def _live(saved: Sequence[Slot]) -> list[int]:
+    """The places of the arguments that can have derivatives."""
+    return [i for i, each in enumerate(saved) if each is not None and each.is_floating_point()]
+
+
+def _plain(saved: Sequence[Slot], live: Sequence[int], rule: Rule, wanted: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The second-order product in plain operations, as a function of the arguments that are there."""
+
+    def product(*values: Tensor) -> tuple[Tensor, ...]:
+        given = list(saved)
+        for i, value in zip(live, values, strict=True):
             given[i] = value
-        parts = attention_plain.second_order(tuple(given[:4]), *given[4:], ctx.rule)  # pyright: ignore[reportArgumentType]
-        unwanted = (torch.zeros_like(each) for each in saved[9:])
-        return tuple(
-            zero if part is None or letter not in ctx.wanted else part
-            for letter, part, zero in zip("qkvmu", parts, unwanted, strict=True)
-        )
+        return attention_plain.second_order(*given, rule, wanted)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
-    return tensors, plain
+    many = next(each for each in saved[:3] if each is not None).dim() == 5
+    return torch.vmap(product, tuple(0 if i < 4 else None for i in live)) if many else product
+
+
+def _filled(x: Slot, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if x is None else x
 
 
 def _save(ctx: Any, *tensors: Slot) -> None:
@@ -210,6 +269,10 @@ def _save(ctx: Any, *tensors: Slot) -> None:
 
 def _letters(letters: str, needed: Sequence[bool]) -> str:
     return "".join(letter for letter, need in zip(letters, needed, strict=False) if need)
+
+
+def _unwanted(wanted: str, letters: str, parts: Sequence[Tensor]) -> list[Tensor]:
+    return [part for letter, part in zip(letters, parts, strict=False) if letter not in wanted]
 
 
 def _only(wanted: str, letters: str, parts: Sequence[Slot]) -> tuple[Slot, ...]:

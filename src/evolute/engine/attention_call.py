@@ -34,7 +34,7 @@ def four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Slot, scale: float | None, 
     q, k, v = _heads(q, k, v, enable_gqa)
     result = (*lead, q.shape[-3], q.shape[-2], v.shape[-1])[-axes:]
     scores = (*lead, q.shape[-3], q.shape[-2], k.shape[-2])
-    q, k, v = (each.expand(*lead, -1, -1, -1).reshape(-1, *each.shape[-3:]) for each in (q, k, v))
+    q, k, v = (each.expand(*lead, -1, -1, -1).reshape(lead.numel(), *each.shape[-3:]) for each in (q, k, v))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     return Call(q, k, v, None if mask is None else _mask(mask, scores), scale, result)
 
@@ -90,4 +90,4 @@ def _mask(mask: Tensor, scores: tuple[int, ...]) -> Tensor:
     mask = mask.reshape(padded)
     if all(size == 1 for size in padded[:-3]):
         return mask.reshape(1, *padded[-3:])
-    return mask.expand(*scores[:-3], -1, -1, -1).reshape(-1, *padded[-3:])
+    return mask.expand(*scores[:-3], -1, -1, -1).reshape(math.prod(scores[:-3]), *padded[-3:])

@@ -12,6 +12,7 @@ Their derivatives are the business of attention.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from evolute.engine.attention_scores import Five, Four, Rule, Slot
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _STEEP = -1e3  # a row whose logsumexp is below has P = exp(S − logsumexp) rounded away
+
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _library = torch.library.Library("evolute", "FRAGMENT")
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? mask"
@@ -42,14 +45,13 @@ _library.define(
 
 
 def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The implementation of an operator on any device; autocast has had its say before."""
+    """The implementation of an operator on any device: below autograd, whose views it must not make, and without autocast."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             device = next(arg for arg in args if isinstance(arg, Tensor)).device.type
-            if not torch.is_autocast_enabled(device):
-                return function(*args)
-            with torch.autocast(device, enabled=False):
+            plain = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS), plain:
                 return function(*args)
 
         _library.impl(name, run, "CompositeExplicitAutograd")

@@ -83,8 +83,8 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def probabilities(scores: Tensor, mask: Slot, first: int | None, out: Slot = None) -> Tensor:
-    """P = softmax(scores + mask), zero on rows that see no key; `scores` (…, rows, keys) are overwritten.
+def probabilities(scores: Tensor, mask: Slot, first: int | None, out: Tensor) -> Tensor:
+    """P = softmax(scores + mask) into `out`, zero on rows that see no key; `scores` (…, rows, keys) are overwritten.
 
     Never exp(S − logsumexp): with masks of finfo.min the logarithm of the number of keys is lost in the difference, and a row that is
     masked everywhere would weigh every key by 1. `first` is the number of the first row if the attention is causal.
@@ -96,8 +96,7 @@ def probabilities(scores: Tensor, mask: Slot, first: int | None, out: Slot = Non
     if mask is None:
         return torch.softmax(scores, -1, out=out)
     blind = scores.amax(-1, keepdim=True) == -torch.inf
-    weights = torch.softmax(scores.masked_fill_(blind, 0.0), -1, out=out)
-    return weights.masked_fill(blind, 0.0) if out is None else weights.masked_fill_(blind, 0.0)
+    return torch.softmax(scores.masked_fill_(blind, 0.0), -1, out=out).masked_fill_(blind, 0.0)
 
 
 def _hide_future(scores: Tensor, first: int) -> None:

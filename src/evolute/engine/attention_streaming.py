@@ -6,7 +6,7 @@ in place. The sums over rows (gk, gv) are held transposed, qáµ€ R instead of Ráµ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,12 +51,7 @@ def backward(
 ) -> Four:
     """What is wanted of gq, gk, gv, gm for n gradients u (n, B, H, T, F); P, and for n = 1 also dS, may have been kept."""
     work = Work(q, k, v, mask, rule)
-    blocks = [_First(work, u[block], wanted, dS) for block in work.blocks(u.shape[0])]
-    for spot in work.spots:
-        tile = Tile(work, spot, work.weigh(spot, work.buffer(0, 1, spot)) if P is None else spot.of(P))
-        for block in blocks:
-            block.visit(tile)
-    return _joined([block.parts.results() for block in blocks])[:4]
+    return _run(work, P, u.shape[0], lambda block: _First(work, u[block], wanted, dS))[:4]
 
 
 def second_order(
@@ -75,15 +70,25 @@ def second_order(
     work = Work(q, k, v, mask, rule)
     a, b, c, m = filled(vectors, q, k, v)
     row = None if u is None else work.rows(u.unsqueeze(0))
-    blocks = [
-        _Second(work, (a[block], b[block], c[block], None if m is None else m[block]), row, wanted, dS)
-        for block in work.blocks(a.shape[0])
-    ]
-    for spot in work.spots:
-        tile = Tile(work, spot, work.weigh(spot, work.buffer(0, 1, spot)) if P is None else spot.of(P))
-        for block in blocks:
-            block.visit(tile)
-    return _joined([block.parts.results() for block in blocks])
+
+    def some(block: slice) -> _Second:
+        return _Second(work, (a[block], b[block], c[block], None if m is None else m[block]), row, wanted, dS)
+
+    return _run(work, P, a.shape[0], some)
+
+
+def _run(work: Work, P: Slot, n: int, some: Callable[[slice], _First | _Second]) -> Five:
+    """All tiles for all vectors: together if P has to be made, else one block of vectors after the other."""
+    turns = [work.blocks(n)] if P is None else [[block] for block in work.blocks(n)]
+    results: list[Five] = []
+    for turn in turns:
+        blocks = [some(block) for block in turn]
+        for spot in work.spots:
+            tile = Tile(work, spot, work.weigh(spot, work.buffer(0, 1, spot)) if P is None else spot.of(P))
+            for block in blocks:
+                block.visit(tile)
+        results += [block.parts.results() for block in blocks]
+    return _joined(results)
 
 
 class _First:

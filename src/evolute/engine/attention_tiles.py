@@ -5,7 +5,6 @@ Shapes in a tile: h heads of the N, n vectors, r = G t rows, s keys; scores are 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from evolute.engine.attention_scores import Five, Rule, Shape, Slot, probabilities, working_dtype
 
 ROWS = (32, 128)  # query rows in a tile, a quarter of all within these bounds: long products, little that a causal row cannot see
+VECTORS = 1 << 18  # scores up to which several vectors go at once: more, and rearranging costs more than calling
 TILE = 1 << 19  # scores in a tile, where so few rows allow it: the buffers stay in the cache
 
 
@@ -25,6 +25,7 @@ class Spot(NamedTuple):
     keys: int
     shape: tuple[int, int, int, int]
     start: int
+    whole: bool
 
     @property
     def size(self) -> int:
@@ -37,24 +38,24 @@ class Spot(NamedTuple):
 
 def spots(shape: Shape, causal: bool) -> list[Spot]:
     """All tiles, in the order in which they are kept."""
-    low, high = ROWS
-    return _spots(shape, causal, min(max(low, shape.T // 4), high) if causal else high, TILE)
-
-
-@lru_cache(maxsize=256)
-def _spots(shape: Shape, causal: bool, rows: int, tile: int) -> list[Spot]:
     G, T, S = shape.scores[2:]
-    step = max(1, min(T, rows, max(min(16, rows), tile // (G * S))))
-    width = max(1, min(shape.N, tile // (G * S * step)))
+    low, high = ROWS
+    rows = min(max(low, T // 4), high) if causal else high
+    step = min(T, max(1, min(rows, max(rows // 2, TILE // S) // G)))
+    width = min(shape.N, max(1, TILE // (G * S * step)))
     found, start = list[Spot](), 0
     for head in range(0, shape.N, width):
         for first in range(0, T, step):
             heads, queries = slice(head, min(head + width, shape.N)), slice(first, min(first + step, T))
             keys = min(queries.stop, S) if causal else S
             size = (heads.stop - head, 1, G * (queries.stop - first), keys)
-            found.append(Spot(heads, queries, keys, size, start))
+            found.append(Spot(heads, queries, keys, size, start, width >= shape.N and step >= T and keys == S))
             start += found[-1].size
     return found
+
+
+def _working(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(working_dtype(x.dtype))
 
 
 class Work:
@@ -71,16 +72,15 @@ class Work:
 
     def rows(self, x: Tensor) -> Tensor:
         """(n, B, H, T, ·) → (N, n, G, T, ·) in the working dtype."""
-        x = x.to(working_dtype(x.dtype))
-        return x.reshape(x.shape[0], self.shape.N, self.shape.G, *x.shape[-2:]).movedim(0, 1)
+        return _working(x).reshape(x.shape[0], self.shape.N, self.shape.G, *x.shape[-2:]).transpose(0, 1)
 
     def columns(self, x: Tensor) -> Tensor:
         """(n, B, J, S, ·) → (N, n, S, ·) in the working dtype."""
-        return x.to(working_dtype(x.dtype)).flatten(1, 2).movedim(0, 1)
+        return _working(x).flatten(1, 2).transpose(0, 1)
 
     def blocks(self, n: int) -> list[slice]:
         """How many of n vectors a tile takes at once."""
-        step = max(1, TILE // self.largest)
+        step = max(1, VECTORS // self.largest)
         return [slice(first, min(first + step, n)) for first in range(0, n, step)]
 
     def buffer(self, number: int, n: int, spot: Spot) -> Tensor:
@@ -125,18 +125,18 @@ class Tile:
     def __init__(self, work: Work, spot: Spot, P: Tensor) -> None:
         self.work, self.spot, self.P = work, spot, P
         self.q = self.rows(work.q)
-        self.k, self.v = (each[spot.heads, : spot.keys] for each in (work.k, work.v))
+        self.k, self.v = (each if spot.whole else each[spot.heads, : spot.keys] for each in (work.k, work.v))
 
     def rows(self, x: Tensor) -> Tensor:
         """(N, n, G, T, ·) → (h, n, r, ·)."""
-        return x[self.spot.heads, :, :, self.spot.queries].flatten(2, 3)
+        return (x if self.spot.whole else x[self.spot.heads, :, :, self.spot.queries]).flatten(2, 3)
 
     def keys(self, x: Tensor) -> Tensor:
         """(N, n, S, ·) → (h, n, s, ·)."""
-        return x[self.spot.heads, :, : self.spot.keys]
+        return x if self.spot.whole else x[self.spot.heads, :, : self.spot.keys]
 
     def slope(self, u: Tensor, out: Tensor) -> Tensor:
-        """DS = P (X − Σ P X) with X = u vᵀ, written into `out`; u (h, n, r, F)."""
+        """P (X − Σ P X) with X = u vᵀ: dS, written into `out`; u (h, n, r, F)."""
         torch.bmm(u.flatten(1, 2), self.v.mT, out=out.flatten(1, 2))
         return centred(out.mul_(self.P), self.P)
 
@@ -154,23 +154,24 @@ class Parts:
         (N, S, E), F, (G, T) = work.k.shape, work.v.shape[-1], work.q.shape[2:4]
         mask = () if work.mask is None else work.mask.shape
         shapes = ((N, n, G, T, E), (N, n, E, S), (N, n, F, S), (n, *mask), (N, n, G, T, F))
-        new = work.k.new_zeros
+        new = work.k.new_empty, work.k.new_zeros
         self.q, self.k, self.v, self.m, self.u = (
-            new(shape) if letter in wanted else None for letter, shape in zip("qkvmu", shapes, strict=True)
+            new[letter in "kvm"](shape) if letter in wanted else None
+            for letter, shape in zip("qkvmu", shapes, strict=True)
         )
 
     def write(self, part: Slot, tile: Tile, rows: Tensor) -> None:
         """Put (h, n, r, ·) in its place along q or u."""
         if part is None:
             return
-        target = part[tile.spot.heads, :, :, tile.spot.queries]
+        target = part if tile.spot.whole else part[tile.spot.heads, :, :, tile.spot.queries]
         target.copy_(rows.view(target.shape))
 
     def add(self, part: Slot, tile: Tile, rows: Tensor, scores: Tensor) -> None:
         """Add rowsᵀ scores along k or v: rows (h, n, r, ·), scores (h, n or 1, r, s)."""
         if part is None:
             return
-        target = part[tile.spot.heads, ..., : tile.spot.keys]
+        target = part if tile.spot.whole else part[tile.spot.heads, ..., : tile.spot.keys]
         if scores.shape[1] == rows.shape[1]:
             target.flatten(0, 1).baddbmm_(rows.flatten(0, 1).mT, scores.flatten(0, 1))
         elif scores.shape[1] == 1:
@@ -201,7 +202,8 @@ class Parts:
 
     def _queries(self, x: Tensor) -> Tensor:
         B, J, G, T, _ = self.work.shape.scores
-        return x.movedim(1, 0).reshape(self.n, B, J * G, T, x.shape[-1]).to(self.work.dtype)
+        return x.transpose(0, 1).reshape(self.n, B, J * G, T, x.shape[-1]).to(self.work.dtype)
 
     def _keys(self, x: Tensor) -> Tensor:
-        return x.movedim(1, 0).unflatten(1, self.work.shape.scores[:2]).mT.to(self.work.dtype).contiguous()
+        x = x.permute(1, 0, 3, 2).to(self.work.dtype).contiguous()
+        return x.view(self.n, *self.work.shape.scores[:2], *x.shape[2:])

@@ -4,7 +4,8 @@ If only vectors are batched (u of the gradient; a, b, c, m of the second order) 
 nothing is copied of what they share. If q, k, v, the mask or a shared u are batched too, all of it joins the batch axis.
 
 Each argument and result has a kind: c (B, …), v (B, …) or (n, B, …), m a mask (B|1, H|1, T|1, S|1), w like the mask or (n, like the
-mask), k what was kept of the scores, f which results are wanted, - anything else. A result that is not wanted is empty.
+mask), k what was kept of the scores, ! whether to keep it: no, f which results are wanted, - anything else. A result that is not
+wanted is empty.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def rule(operator: Operator, kinds: str, results: str) -> BatchingRule:
         given = list(map(_Argument, kinds, args, in_dims))
         shared = any(each.dim is not None for each in given if each.kind in "cm")
         how = _Batch(info.batch_size, given) if shared or "v" not in kinds else _Vectors(info.batch_size, given)
-        outs = operator(*map(how.enter, given))
+        outs = operator(*(False if each.kind == "!" else how.enter(each) for each in given))
         outs = tuple(how.leave(out, kind) if out.numel() else out for out, kind in zip(outs, results, strict=True))
         return outs, tuple(0 if out.numel() else None for out in outs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle  # to hash what it writes, never to load
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,10 @@ class Batches:
             seen.append(fingerprint(batch))
             self._compare(index, seen[-1])
             yield index, _to_device(batch, self.device)
+        if not seen and self.prints:
+            raise DataChangedError(
+                f"this pass had no batch, the first had {len(self.prints)}: the source ran dry. {_REMEDY}"
+            )
         if not seen:
             raise DataError("expected at least one batch, got an empty iterable; is the data set smaller than a batch?")
         if self.prints is not None and len(seen) != len(self.prints):
@@ -74,8 +79,8 @@ def fingerprint(batch: Any) -> bytes:
         if isinstance(leaf, Tensor):
             hasher.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
             hasher.update(memoryview(_bytes(leaf)))
-        elif isinstance(leaf, (int, float, str, bool, bytes)) or leaf is None:
-            hasher.update(repr(leaf).encode())
+        else:
+            hasher.update(_other(leaf))
     return hasher.digest()
 
 
@@ -84,10 +89,23 @@ def _bytes(tensor: Tensor) -> Any:
     return dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
+def _other(leaf: Any) -> bytes:
+    """NumPy arrays, dataclasses and the like; what cannot be pickled counts by its type only."""
+    try:
+        return pickle.dumps(leaf)
+    except Exception:  # pickling runs the object's own code, which may raise anything
+        return type(leaf).__name__.encode()
+
+
 def _plain(batch: Any) -> Any:
     """Dict-like batches (Hugging Face's BatchEncoding) as dicts, which pytrees understand."""
     return dict(batch) if isinstance(batch, Mapping) and type(batch) is not dict else batch  # pyright: ignore
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, _plain(batch))
+    return tree_map(lambda leaf: _placed(leaf, device) if isinstance(leaf, Tensor) else leaf, _plain(batch))
+
+
+def _placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device; a tensor made in inference mode is copied, since autograd cannot save it."""
+    return (tensor.clone() if tensor.is_inference() else tensor).to(device)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 @contextmanager
@@ -17,11 +17,12 @@ def untouched(model: nn.Module, wanted: Iterable[nn.Parameter], *, keep_training
     """Evaluation mode (unless told to keep it), gradients on for `wanted`; afterwards everything is as it was."""
     with ExitStack() as stack:
         stack.enter_context(random_state_kept())
-        stack.enter_context(_buffers_kept(model, keep_training))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(_buffers_kept(model))
+        stack.enter_context(_hooks_off(model))
         if not keep_training:
             stack.enter_context(_evaluating(model))
         stack.enter_context(_differentiable(model, list(wanted)))
-        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         yield
 
@@ -59,16 +60,34 @@ def _evaluating(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module, training: bool) -> Generator[None]:
-    """Running statistics move in training mode only."""
-    copies: list[tuple[Tensor, Tensor]] = [(b, b.clone()) for b in model.buffers()] if training else []
+def _buffers_kept(model: nn.Module) -> Generator[None]:
+    """The same buffers with the same bits: running statistics, counters, caches."""
+    modules = list(model.modules())
+    held = [(module._buffers, dict(module._buffers)) for module in modules]  # pyright: ignore[reportPrivateUsage]
+    copies = [(b, b.clone()) for _, buffers in held for b in buffers.values() if b is not None]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, copy in copies:
-                if not torch.equal(buffer, copy):
+                if not torch.equal(buffer.nan_to_num(), copy.nan_to_num()):
                     buffer.copy_(copy)
+        for buffers, before in held:
+            buffers.clear()
+            buffers.update(before)
+
+
+@contextmanager
+def _hooks_off(model: nn.Module) -> Generator[None]:
+    """Hooks on parameters (clipping, logging) would change the derivatives, and see gradients not meant for them."""
+    held = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]  # pyright: ignore
+    try:
+        for parameter, _ in held:
+            parameter._backward_hooks = None  # pyright: ignore
+        yield
+    finally:
+        for parameter, hooks in held:
+            parameter._backward_hooks = hooks  # pyright: ignore
 
 
 @contextmanager

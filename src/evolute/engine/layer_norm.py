@@ -33,8 +33,17 @@ def supported(x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None)
 
 
 def _jacobian(c: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """J c by PyTorch's fused kernel."""
+    """J c by PyTorch's fused kernel; from primitive operations where it is differentiated once more."""
+    if torch.is_grad_enabled():
+        z = (x - mean) * rstd
+        return (c - c.mean(-1, keepdim=True) - z * (c * z).mean(-1, keepdim=True)) * rstd
     return aten.native_layer_norm_backward(c, x, x.shape[-1:], mean, rstd, None, None, [True, False, False])[0]
+
+
+def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1/σ of each row, as functions of x."""
+    mean = x.mean(-1, keepdim=True)
+    return mean, ((x - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
 class _LayerNorm(Function):
@@ -43,18 +52,19 @@ class _LayerNorm(Function):
         x = x.contiguous()
         out, mean, rstd = aten.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.eps = eps
         return out
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, mean, rstd = ctx.saved_tensors
-        gx, g_weight, g_bias = _LayerNormBackward.apply(gy, x, weight, mean, rstd)  # pyright: ignore
+        gx, g_weight, g_bias = _LayerNormBackward.apply(gy, x, weight, mean, rstd, ctx.eps)  # pyright: ignore
         return gx, g_weight if weight is not None else None, g_bias if bias is not None else None, None
 
 
 class _LayerNormBackward(Function):
     @staticmethod
-    def forward(ctx: Any, gy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Any:
+    def forward(ctx: Any, gy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, eps: float) -> Any:
         gy = gy.contiguous()
         mask = [True, weight is not None, weight is not None]  # the kernel wants a weight for either sum
         gx, g_weight, g_bias = aten.native_layer_norm_backward(gy, x, x.shape[-1:], mean, rstd, weight, weight, mask)
@@ -62,18 +72,22 @@ class _LayerNormBackward(Function):
             g_bias = gy.reshape(-1, x.shape[-1]).sum(0)
         ctx.save_for_backward(gy, x, weight, mean, rstd, gx)
         ctx.set_materialize_grads(False)
+        ctx.eps = eps
         return gx, g_weight, g_bias
 
     @staticmethod
     def backward(ctx: Any, c: Tensor | None, c_weight: Tensor | None, c_bias: Tensor | None) -> Any:  # pyright: ignore
         gy, x, weight, mean, rstd, gx = ctx.saved_tensors
         needs_gy, needs_x, needs_weight = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # a third derivative is wanted: mean, σ and gx depend on x again
+            mean, rstd = _statistics(x, ctx.eps)
+            gx = _jacobian(gy if weight is None else gy * weight, x, mean, rstd)
         jc = None if c is None else _jacobian(c.contiguous(), x, mean, rstd)
         z = (x - mean) * rstd
         d_gy = _for_upstream(jc, z, weight, c_weight, c_bias) if needs_gy else None
         d_x = _for_input(c, gy, x, weight, mean, rstd, gx, z, c_weight) if needs_x else None
         d_weight = (gy * jc).reshape(-1, x.shape[-1]).sum(0) if needs_weight and jc is not None else None
-        return d_gy, d_x, d_weight, None, None
+        return d_gy, d_x, d_weight, None, None, None
 
 
 def _for_upstream(

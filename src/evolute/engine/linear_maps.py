@@ -78,6 +78,8 @@ def empirical_fisher(objective: Objective, each: Evaluated) -> LinearMap:
     losses = objective.loss.terms(each.outputs, each.batch).reshape(-1)
     if not torch.allclose(losses.detach().sum(), each.total.detach(), rtol=1e-2, atol=1e-6):
         raise LossError(f"the terms sum to {losses.sum().item():.6g}, the criterion to {each.total.item():.6g}.")
+    if not losses.requires_grad:  # every label of this batch is masked
+        return LinearMap(lambda *vector: [None] * len(vector), [None] * len(parameters), each.terms)
     jacobian, pulled = _jacobian([losses], parameters)
     gradient = _gradients([losses], parameters, [torch.ones_like(losses)])
     return LinearMap(lambda *vector: pulled(jacobian(*vector)), gradient, each.terms)

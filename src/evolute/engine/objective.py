@@ -20,7 +20,7 @@ from evolute.engine.hf import hf_loss
 from evolute.engine.loss import RECIPE, Loss, as_loss
 from evolute.engine.substitution import twice_differentiable
 from evolute.errors import CurvatureWarning, DataError, LossError, ModelError, NonFiniteError
-from evolute.linop.space import Select, Space
+from evolute.linop.space import Group, Select, Space
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Objective:
     ) -> None:
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}.")
+        _check_model(model)
         self.model, self.loss = model, as_loss(loss)
         self.dropout_seed, self.memory = dropout_seed, memory
         self.parameters = _chosen(model, params)
@@ -82,16 +83,17 @@ class Objective:
     def gradient(self) -> Tensor:
         """∇L(w), flat in the order of `space`."""
         parameters, terms, used = list(self.parameters.values()), 0.0, set[str]()
-        out = torch.zeros(self.space.size, dtype=self.space.dtype, device=self.space.device)
         with self.running():
+            out = torch.zeros(self.space.size, dtype=self.space.dtype, device=self.space.device)
             for each in self.evaluate():
                 gradients = torch.autograd.grad(self.attached(each), parameters, allow_unused=True)
                 self.check_finite(each, gradients)
                 used |= {name for name, g in zip(self.parameters, gradients, strict=True) if g is not None}  # pyright: ignore
                 self._add_in(out, gradients)
                 terms += each.terms
+            out.div_(self.normaliser(terms))
         self.note_used(used)
-        return out.div_(self.normaliser(terms))
+        return out
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -194,8 +196,7 @@ def _chosen(model: nn.Module, params: Select | None) -> dict[str, nn.Parameter]:
     else:
         shapes = {name: p.shape for name, p in everything.items()}
         parts = Space(shapes, model_groups(model)).resolve(params).parts
-        names = {part.name for part in parts}
-        chosen = {name: p for name, p in everything.items() if name in names}
+        chosen = {name: p for name, p in everything.items() if name in _whole(parts, shapes)}
     if not chosen:
         why = "all are frozen (requires_grad=False); pass params=… to choose some" if everything else "it has none"
         raise ModelError(f"{type(model).__name__} has no trainable parameter: {why}.")
@@ -203,6 +204,34 @@ def _chosen(model: nn.Module, params: Select | None) -> dict[str, nn.Parameter]:
         if not parameter.is_floating_point():
             raise ModelError(f"'{name}' has dtype {parameter.dtype}: only floating-point parameters have curvature.")
     return chosen
+
+
+def _whole(parts: Group, shapes: Mapping[str, torch.Size]) -> set[str]:
+    """Names of the parameters that the parts cover; a slice alone cannot be differentiated by itself."""
+    covered: dict[str, int] = {}
+    for part in parts:
+        covered[part.name] = covered.get(part.name, 0) + part.shape(shapes[part.name]).numel()
+    for name, size in covered.items():
+        if size != shapes[name].numel():
+            raise ModelError(
+                f"params takes whole parameters, got {size:,} of {shapes[name].numel():,} entries of '{name}'; "
+                "make the objective on all of it, and take the block: ev.Hessian(objective).restrict(group)."
+            )
+    return set(covered)
+
+
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise ModelError(
+                f"'{name}' has max_norm={module.max_norm}: its forward pass rewrites its weights, so there is no point to "
+                "differentiate at. Renormalise once and set max_norm=None."
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise ModelError(
+                f"'{name}' was made in inference mode, where nothing can be differentiated; build the model outside."
+            )
 
 
 def _space(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Space:

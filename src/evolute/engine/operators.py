@@ -46,8 +46,9 @@ class CurvatureOperator(SymmetricOperator):
         return self._products.plan
 
     def apply_rows(self, rows: Tensor) -> Tensor:
-        out = torch.zeros_like(rows)
-        self._products(self.space.views(rows), self.space.views(out))
+        with torch.inference_mode(False):
+            out = torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device)
+            self._products(self.space.views(rows), self.space.views(out))
         return out
 
     def block(self, rows: Select, cols: Select) -> LinearOperator:
@@ -57,9 +58,10 @@ class CurvatureOperator(SymmetricOperator):
         """Reads and writes the parameters of the block only, and skips the work that they do not need."""
         source, target = cols.smallest(), rows.smallest()
         window = Window(self._places(source), self._places(target))
-        out = vectors.new_zeros((len(vectors), target.parent.size))
-        self._products(source.parent.views(source.put(vectors)), target.parent.views(out), window)
-        return target.take(out)
+        with torch.inference_mode(False):
+            out = torch.zeros((len(vectors), target.parent.size), dtype=vectors.dtype, device=vectors.device)
+            self._products(source.parent.views(source.put(vectors)), target.parent.views(out), window)
+            return target.take(out)
 
     def _places(self, selection: Selection) -> tuple[int, ...]:
         order = {name: place for place, name in enumerate(self.space.shapes)}

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evolute.engine.checks import Point, check_finite_product, check_product, check_replay, explained
 from evolute.engine.linear_maps import LinearMap, Pieces
 from evolute.engine.narrow import narrowed
 from evolute.engine.objective import Evaluated, Objective
 from evolute.engine.plan import Plan, budget_of, nbytes, room_to_record
 from evolute.engine.program import compile_tape
 from evolute.engine.simplify import simplify
-from evolute.engine.tape import Tape, Unrecordable, record
-from evolute.errors import CurvatureWarning, ModelError
+from evolute.engine.tape import Recorder, Tape, Unrecordable, record
+from evolute.errors import CurvatureWarning
 
 MakeMap = Callable[[Objective, Evaluated], LinearMap]
 Run = Callable[..., Sequence[Tensor | None]]
@@ -56,15 +58,11 @@ class Products:
         self.plan: Plan | None = None
         self._block, self._terms = 1, 0.0
         self._notes: list[str] = []
-        self._point = self._versions()
+        self._point = Point(objective)
 
     def __call__(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window | None = None) -> None:
         """Out += A pieces: one (k, *shape) for each input, and for each output (zeroed), of the window."""
-        if self._point != self._versions():
-            raise ModelError(
-                "the parameters have changed since this operator was made; an operator belongs to one point. "
-                "Make a new one, which is cheap: ev.Hessian(objective)."
-            )
+        self._point.check()
         plan, window = self.prepared(), window or self.full
         for kept in self.kept.values():
             self._replay(kept, pieces, out, window)
@@ -78,9 +76,6 @@ class Products:
         """How many vectors at once are cheapest per vector, as the recorded sizes say."""
         self.prepared()
         return self._block
-
-    def _versions(self) -> tuple[tuple[int, int], ...]:
-        return tuple((p._version, p.data_ptr()) for p in self.objective.parameters.values())  # pyright: ignore
 
     # ---- the first pass over the data
 
@@ -96,7 +91,8 @@ class Products:
         with self.objective.running():
             for index, batch in self.objective.batches:
                 room = room_to_record(self.objective, index, batch) and spent < budget
-                each = self.objective.evaluate_one(index, batch)
+                with explained(index):
+                    each = self.objective.evaluate_one(index, batch)
                 count, terms = count + 1, terms + each.terms
                 one, names = self._keep(each) if room else (None, self._used(each))
                 used |= names
@@ -122,17 +118,26 @@ class Products:
         return {name for name, each in zip(self.objective.parameters, pieces, strict=True) if each is not None}
 
     def _keep(self, each: Evaluated) -> tuple[Kept, set[str]]:
-        linear = self.make(self.objective, each)
-        self.objective.check_finite(each, linear.gradient)
-        used = self._names(linear.gradient)
+        with explained(each.index):
+            linear = self.make(self.objective, each)
+            self.objective.check_finite(each, linear.gradient)
+            kept = self._recorded(each, linear)
+        return kept, self._names(linear.gradient)
+
+    def _recorded(self, each: Evaluated, linear: LinearMap) -> Kept:
+        first, second = self._probe(0), self._probe(1)
+        recorder = Recorder(first)
+        with recorder:
+            products = linear.function(*first)
+        direct = linear(*second)
+        check_product(each.index, (first, products), (second, direct))
         try:
-            tape, _ = record(linear.function, *self._probe(0))
-            tape = simplify(tape)
+            tape = simplify(recorder.finish(products))
             run = compile_tape(tape)
-            _verify(run, linear, self._probe(1))
+            check_replay(run, tape, second, direct)
         except Unrecordable as reason:
-            return self._keep_graph(each, linear, str(reason)), used
-        return Kept(each.index, run, tape, self._held(tape)), used
+            return self._keep_graph(each, linear, str(reason))
+        return Kept(each.index, run, tape, self._held(tape))
 
     def _keep_graph(self, each: Evaluated, linear: LinearMap, reason: str) -> Kept:
         """Autograd's own graph instead of a tape: the same products, slower."""
@@ -190,7 +195,7 @@ class Products:
             assert kept.tape is not None
             tape = kept.tape if window == self.full else narrowed(kept.tape, window.inputs, window.outputs)
             tape = tape if width == 1 else self._batched(tape, width, window)
-            kept.programs[window, width] = _chosen(compile_tape(tape), window.outputs)
+            kept.programs[window, width] = _picked(compile_tape(tape), window.outputs)
         return kept.programs[window, width]
 
     def _batched(self, tape: Tape, width: int, window: Window) -> Tape:
@@ -198,8 +203,8 @@ class Products:
         probe = self._probe(2)
         wide = [probe[i].unsqueeze(0).expand(width, *probe[i].shape).contiguous() for i in window.inputs]
         live = [place for place, var in enumerate(tape.outputs) if var is not None]
-        with torch.no_grad():
-            batched, _ = record(torch.vmap(lambda *v: [tape.interpret(*v)[place] for place in live]), *wide)
+        with torch.no_grad(), _no_vmap_warnings():
+            batched, _ = record(torch.vmap(_picked(tape.interpret, live)), *wide)
         batched = simplify(batched)
         outputs: list[Any] = [None] * len(tape.outputs)
         for place, var in zip(live, batched.outputs, strict=True):
@@ -212,14 +217,22 @@ class Products:
         with self.objective.running():
             for index, batch in self.objective.batches:
                 if index not in self.kept:
-                    linear = self.make(self.objective, self.objective.evaluate_one(index, batch))
-                    for row in range(len(pieces[0])):
-                        values = self._cast(pieces, row, window)
-                        _add(out, row, self._through_graph(linear.function, window, values))
+                    with explained(index):
+                        linear = self.make(self.objective, self.objective.evaluate_one(index, batch))
+                        for row in range(len(pieces[0])):
+                            values = self._cast(pieces, row, window)
+                            _add(out, row, self._through_graph(linear.function, window, values))
+                    check_finite_product(index, out)
 
 
-def _chosen(run: Run, outputs: Sequence[int]) -> Run:
-    return lambda *values: [results[place] for results in (run(*values),) for place in outputs]
+def _picked(run: Run, places: Sequence[int]) -> Callable[..., list[Any]]:
+    """The results at some places."""
+
+    def picked(*values: Tensor) -> list[Any]:
+        results = run(*values)
+        return [results[place] for place in places]
+
+    return picked
 
 
 def _add(out: Sequence[Tensor], rows: Any, results: Sequence[Tensor | None]) -> None:
@@ -228,20 +241,16 @@ def _add(out: Sequence[Tensor], rows: Any, results: Sequence[Tensor | None]) -> 
             target[rows].add_(result.detach())
 
 
-def _verify(run: Run, linear: LinearMap, probe: Sequence[Tensor]) -> None:
-    """A tape is used only if it agrees with autograd on a vector that it was not recorded with."""
-    with torch.no_grad():
-        try:
-            replayed = run(*probe)
-        except RuntimeError as error:
-            raise Unrecordable(f"the replay failed ({error})") from error
-    gap, size, zero = 0.0, 0.0, torch.zeros((), device=probe[0].device)
-    for ours, theirs in zip(replayed, linear(*probe), strict=True):
-        mine, other = (zero if each is None else each.detach().double() for each in (ours, theirs))
-        gap, size = gap + float((mine - other).square().sum()), size + float(other.square().sum())
-    eps = max(torch.finfo(p.dtype).eps for p in probe)
-    if not gap <= eps * size:  # a relative error of √eps
-        raise Unrecordable(f"the replay is off by {(gap / max(size, 1e-300)) ** 0.5:.1e} relative")
+@contextmanager
+def _no_vmap_warnings() -> Generator[None]:
+    """An operation without a batching rule is run vector by vector; that is known, and not the user's to act on."""
+    functorch: Any = torch._C._functorch  # pyright: ignore
+    before = torch._C._debug_only_are_vmap_fallback_warnings_enabled()  # pyright: ignore
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(before)
 
 
 def _width(tape: Tape | None, device: torch.device) -> int:

@@ -75,6 +75,8 @@ def from_dense(matrix: Tensor | np.ndarray[Any, Any], *, space: Space | None = N
             f"expected a symmetric matrix, but max|M − Mᵀ| = {gap:.3g} against max|M| = {size:.3g}; "
             "pass (M + M.T) / 2 if the rest is rounding."
         )
+    if space is not None and space.size != len(matrix):
+        raise VectorError(f"expected a space of {len(matrix)} entries, got one of {space.size}.")
     return Dense(matrix, space or Space({"v": matrix.shape[:1]}, {}, matrix.dtype, matrix.device))
 
 

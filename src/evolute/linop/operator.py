@@ -130,12 +130,12 @@ class LinearOperator(ABC):
     def __add__(self, other: LinearOperator) -> LinearOperator:
         from evolute.linop.algebra import combine
 
-        return combine((1.0, self), (1.0, other))
+        return combine((1.0, self), (1.0, _operator(other)))
 
     def __sub__(self, other: LinearOperator) -> LinearOperator:
         from evolute.linop.algebra import combine
 
-        return combine((1.0, self), (-1.0, other))
+        return combine((1.0, self), (-1.0, _operator(other)))
 
     def __mul__(self, factor: float) -> LinearOperator:
         from evolute.linop.algebra import combine
@@ -150,6 +150,12 @@ class LinearOperator(ABC):
     def __repr__(self) -> str:
         m, n = self.shape
         return f"{type(self).__name__}({m}×{n}, {str(self.dtype).removeprefix('torch.')}, {self.device})"
+
+
+def _operator(other: object) -> LinearOperator:
+    if isinstance(other, LinearOperator):
+        return other
+    raise VectorError(f"expected an operator, got {type(other).__name__}; wrap a symmetric matrix in ev.from_dense(M).")
 
 
 class SymmetricOperator(LinearOperator):

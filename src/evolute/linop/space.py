@@ -91,7 +91,7 @@ class Space:
         """(..., P) → one view (..., *shape) for each name, in order."""
         lead = vector.shape[:-1]
         pieces = vector.split(list(self.sizes), dim=-1)
-        return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes.values(), strict=True)]
+        return [piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes.values(), strict=True)]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """(..., P) → name → (..., *shape), as views."""
@@ -101,6 +101,8 @@ class Space:
         """Name → tensor, to the flat vector (P,); every name must be there with its own shape."""
         self._check_names(tensors)
         for name, shape in self.shapes.items():
+            if not isinstance(tensors[name], Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise VectorError(f"'{name}': expected a tensor, got {type(tensors[name]).__name__}.")
             if tuple(tensors[name].shape) != tuple(shape):
                 raise VectorError(f"'{name}': expected shape {tuple(shape)}, got {tuple(tensors[name].shape)}.")
         return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
@@ -192,7 +194,9 @@ class Selection:
         """(..., P) → (..., p), the selected entries."""
         lead = vector.shape[:-1]
         full = self.parent.unflatten(vector)
-        pieces = [part.of(full[part.name], len(lead)).reshape(*lead, -1) for part in self.parts]
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        named = zip(self.parts, sizes, strict=True)
+        pieces = [part.of(full[part.name], len(lead)).reshape(*lead, size) for part, size in named]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
     def put(self, vector: Tensor) -> Tensor:
@@ -202,7 +206,7 @@ class Selection:
         full, start = self.parent.unflatten(out), 0
         for part, shape in zip(self.parts, self.shapes.values(), strict=True):
             size = prod(shape)
-            part.of(full[part.name], len(lead)).copy_(vector[..., start : start + size].view(*lead, *shape))
+            part.of(full[part.name], len(lead)).copy_(vector[..., start : start + size].view((*lead, *shape)))
             start += size
         return out
 
