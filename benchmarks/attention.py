@@ -2,10 +2,10 @@
 
     python benchmarks/attention.py [--lengths 1024 4096] [--vectors 8] [--repeats 5] [--threads 2]
 
-The layer has d = 128, 4 heads of 32, QKV and output projections, a causal mask, one sequence, float32; the loss is the mean square of its
-output. The graph of the gradient is kept, and a product is grad(<gradient, v>). Times are the best of several, taken in turns within
-one process; memory is the growth of the peak resident set of a process that builds one such graph and multiplies, beyond what a plain
-gradient with fused attention has taken there before.
+The layer has d = 128, 4 heads of 32, QKV and output projections, a causal mask, one sequence, float32; the loss is the
+mean square of its output. The graph of the gradient is kept, and a product is grad(<gradient, v>). Times are the best of
+several, taken in turns within one process; memory is how much the peak resident set of a process grows that builds one
+such graph and multiplies, beyond what a plain gradient with fused attention has taken there before.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def timed(length: int, vectors: int, repeats: int) -> dict[str, dict[str, float]
     single = {name: (lambda g=g: layer.product(g)) for name, g in graphs.items()}
     several = {name: (lambda g=g: layer.products(g)) for name, g in graphs.items() if name != "MATH"}
     gradient = best({"gradient": lambda: layer.gradient(fused)}, repeats)
-    return {"one": gradient | best(single, repeats), "several": best(several, max(1, repeats // 2)) if vectors > 1 else {}}
+    batched = best(several, max(1, repeats // 2)) if vectors > 1 else {}
+    return {"one": gradient | best(single, repeats), "several": batched}
 
 
 def peak() -> float:

@@ -71,13 +71,11 @@ class Awkward(nn.Module):
         self.statistics = nn.BatchNorm1d(8)
         self.out = nn.Linear(8, 2)
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-        self.steps, self.last, self.lowest = (nn.Buffer(torch.zeros(())) for _ in range(3))
-        self.lowest.fill_(torch.nan)
+        self.steps, self.last = nn.Buffer(torch.zeros(())), nn.Buffer(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += 1
         self.last = x.detach().mean()
-        self.lowest.zero_()
         x = self.layer(self.lift(x)).mean(1)
         return self.out(F.dropout(self.statistics(x), 0.5, self.training)) * self.frozen
 
@@ -322,6 +320,24 @@ def test_another_default_dtype_is_left_alone() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(ours, _twice(ev.Objective(model, Watched(), nn.MSELoss())))
+
+
+class _Lowest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.lowest = nn.Linear(3, 2), nn.Buffer(torch.full((), torch.nan))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lowest.copy_(torch.fmin(self.lowest, x.detach().min()).clamp(0, 0))
+        return self.out(x.mean(1))
+
+
+def test_a_buffer_that_is_not_a_number_yet() -> None:
+    """NaN is unequal to itself, and not the same as the zero that a forward puts there."""
+    model = _Lowest().double()
+    before = snapshot(model)
+    ev.Objective(model, Watched(), nn.MSELoss()).gradient()
+    _same(before, snapshot(model))
 
 
 # ---------------------------------------------------------------- training mode, dropout, running statistics

@@ -2,9 +2,9 @@
 
     P = softmax(s q kᵀ + M),  out = P v
 
-PyTorch's fused attention has one derivative, in reverse mode. Here the first derivative has a derivative of its own, and one product with
-the symmetric second derivative serves forward and reverse mode alike. It goes by tiles of scores: memory does not grow with the square of
-the length. Third derivatives are left to autodiff, over all scores at once.
+PyTorch's fused attention has one derivative, in reverse mode. Here the first derivative has a derivative of its own,
+and one product with the symmetric second derivative serves forward and reverse mode alike. It goes by tiles of scores:
+memory does not grow with the square of the length. Third derivatives are left to autodiff, over all scores at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evolute.engine.attention_call import four_axes
 from evolute.engine.attention_scores import Rule, Slot, working_dtype
 
 score_budget: ContextVar[int] = ContextVar("score_budget", default=64 << 20)
-"""Bytes of scores (batch × heads × queries × keys) up to which an attention keeps P and dS between products at one point."""
+"""Bytes of scores (batch × heads × queries × keys) up to which an attention keeps P and dS for the products to come."""
 
 assert attention_ops  # importing it makes the operators
 _ops = torch.ops.evolute
@@ -82,20 +82,21 @@ class Attention(Function):
         _save(ctx, *tensors, *output)
 
     @staticmethod
-    def backward(ctx: Any, u: Slot, _: Slot) -> tuple[Slot, ...]:
+    def backward(ctx: Any, *grad_outputs: Slot) -> tuple[Slot, ...]:
+        u = grad_outputs[0]
         if u is None:
             return (None,) * 5
         keep, wanted = ctx.rule.keep and torch.is_grad_enabled(), _letters("qkvm", ctx.needs_input_grad)
         *parts, P, _ = AttentionBackward.apply(u, *ctx.saved_tensors, ctx.P, ctx.rule, keep, wanted)
-        if keep and not torch._C._are_functorch_transforms_active():
+        if keep and not torch._C._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage]
             ctx.P = P  # for the products: each of them visits this node again
         return *_only(wanted, "qkvm", parts), None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Slot) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, *grad_inputs: Slot) -> tuple[Tensor, None]:
         """U v + P c, the part of the second derivative along u."""
         q, k, v, mask, _, _ = ctx.saved_tensors
-        parts = SecondOrder.apply(*tangents[:4], q, k, v, mask, None, None, None, ctx.rule, "u")
+        parts = SecondOrder.apply(*grad_inputs[:4], q, k, v, mask, None, None, None, ctx.rule, "u")
         return parts[4], None
 
 
@@ -119,10 +120,9 @@ class AttentionBackward(Function):
         wanted: str,
     ) -> tuple[Tensor, ...]:
         given, how = (q, k, v, mask), (rule.causal, rule.scale)
-        if not keep:
-            return *_ops.attention_backward(u, *given, out, lse, P, None, *how, wanted), u.new_empty(0), u.new_empty(0)
-        P, dS = _ops.attention_keep(u, *given, *how)
-        return *_ops.attention_backward(u, *given, out, lse, P, dS, *how, wanted), P, dS
+        kept = _ops.attention_keep(u, *given, *how) if keep else (P, None)
+        parts = _ops.attention_backward(u, *given, out, lse, *kept, *how, wanted)
+        return *parts, *(kept if keep else (u.new_empty(0), u.new_empty(0)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -131,20 +131,20 @@ class AttentionBackward(Function):
         _save(ctx, *tensors, *(output[4:] if keep else (P, None)))
 
     @staticmethod
-    def backward(ctx: Any, *vectors: Slot) -> tuple[Slot, ...]:
-        wanted = _letters("uqkvm", ctx.needs_input_grad)
-        if not wanted or all(each is None for each in vectors[:4]):
+    def backward(ctx: Any, *grad_outputs: Slot) -> tuple[Slot, ...]:
+        vectors, wanted = grad_outputs[:4], _letters("uqkvm", ctx.needs_input_grad)
+        if not wanted or all(each is None for each in vectors):
             return (None,) * 11
-        parts = _bent(ctx, vectors[:4], wanted)
+        parts = _bent(ctx, vectors, wanted)
         if ctx.saved_tensors[0].dim() == 5:  # n of u, but one q, k, v, mask
             parts = *(part.sum(0) if part.numel() else part for part in parts[:4]), parts[4]
         return *_only(wanted, "uqkvm", (parts[4], *parts[:4])), *(None,) * 6
 
     @staticmethod
-    def jvp(ctx: Any, du: Slot, *tangents: Slot) -> tuple[Slot, ...]:
+    def jvp(ctx: Any, *grad_inputs: Slot) -> tuple[Slot, ...]:
         """The second derivative along (q, k, v, mask), and the first, being linear in u, at the tangent of u."""
         u, q, k, v, mask, out, lse, P, _ = ctx.saved_tensors
-        vectors, parts = tangents[:4], None
+        du, vectors, parts = grad_inputs[0], grad_inputs[1:5], None
         if any(each is not None for each in vectors):
             if u.dim() == 5:
                 vectors = tuple(None if each is None else each.expand(len(u), *each.shape) for each in vectors)
@@ -169,7 +169,7 @@ def _bent(ctx: Any, vectors: tuple[Slot, ...], wanted: str) -> tuple[Tensor, ...
 
 
 class SecondOrder(Function):
-    """The Hessian of <u, attention(q, k, v, mask)> times (a, b, c, m, 0): its parts along q, k, v, mask, u that are wanted."""
+    """The Hessian of <u, attention(q, k, v, mask)> times (a, b, c, m, 0): its wanted parts along q, k, v, mask, u."""
 
     vmap = staticmethod(attention_vmap.rule(lambda *args: SecondOrder.apply(*args), "vvvwcccmckk-f", "vvvwv"))
 
@@ -185,17 +185,17 @@ class SecondOrder(Function):
         _save(ctx, *tensors[:9])
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Slot) -> tuple[Slot, ...]:
+    def backward(ctx: Any, *grad_outputs: Slot) -> tuple[Slot, ...]:
         saved = ctx.saved_tensors
         live = _live(saved)
-        parts, pull = torch.func.vjp(_plain(saved, live, ctx.rule, ctx.wanted), *(saved[i] for i in live))
-        pulled = pull(tuple(_filled(x, part) for x, part in zip(upstream, parts, strict=True)))
+        parts, pull, *_ = torch.func.vjp(_plain(saved, live, ctx.rule, ctx.wanted), *(saved[i] for i in live))
+        pulled = pull(tuple(_filled(x, part) for x, part in zip(grad_outputs, parts, strict=True)))
         grads = dict(zip(live, pulled, strict=True))
         return tuple(grads.get(i) for i in range(13))
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Slot) -> tuple[Slot, ...]:
-        parts = SecondOrderTangent.apply(*tangents[:9], *ctx.saved_tensors, ctx.rule, ctx.wanted)
+    def jvp(ctx: Any, *grad_inputs: Slot) -> tuple[Slot, ...]:
+        parts = SecondOrderTangent.apply(*grad_inputs[:9], *ctx.saved_tensors, ctx.rule, ctx.wanted)
         return _only(ctx.wanted, "qkvmu", parts)
 
 
@@ -230,12 +230,12 @@ class Sum(Function):
         ctx.set_materialize_grads(True)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        return g, g
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        return grad_outputs[0], grad_outputs[0]
 
     @staticmethod
-    def jvp(ctx: Any, dx: Tensor, dy: Tensor) -> Tensor:
-        return Sum.apply(dx, dy)
+    def jvp(ctx: Any, *grad_inputs: Tensor) -> Tensor:
+        return Sum.apply(*grad_inputs)
 
 
 def _live(saved: Sequence[Slot]) -> list[int]:
@@ -250,7 +250,7 @@ def _plain(saved: Sequence[Slot], live: Sequence[int], rule: Rule, wanted: str) 
         given = list(saved)
         for i, value in zip(live, values, strict=True):
             given[i] = value
-        return attention_plain.second_order(*given, rule, wanted)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return attention_plain.second_order(tuple(given), rule, wanted)
 
     many = next(each for each in saved[:3] if each is not None).dim() == 5
     return torch.vmap(product, tuple(0 if i < 4 else None for i in live)) if many else product
@@ -261,7 +261,7 @@ def _filled(x: Slot, like: Tensor) -> Tensor:
 
 
 def _save(ctx: Any, *tensors: Slot) -> None:
-    """For both modes; a cotangent or tangent that is not there stays None."""
+    """Saves for both modes; a cotangent or tangent that is not there stays None."""
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)

@@ -1,4 +1,4 @@
-"""A call of scaled dot-product attention, brought to four axes: q (B, H, T, E), k (B, J, S, E), v (B, J, S, F), mask of rank four."""
+"""A call of attention brought to four axes: q (B, H, T, E), k (B, J, S, E), v (B, J, S, F), mask (B|1, H|1, T|1, S|1)."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def _broadcast(what: str, q: Tensor, k: Tensor, v: Tensor, *shapes: torch.Size) 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """H query heads over J key and value heads, J dividing H."""
-    H, heads = q.shape[-3], {k.shape[-3], v.shape[-3]}
-    if grouped and all(each and H % each == 0 for each in heads):
-        J = k.shape[-3] if len(heads) == 1 else H
+    queries, heads = q.shape[-3], {k.shape[-3], v.shape[-3]}
+    if grouped and all(each and queries % each == 0 for each in heads):
+        J = k.shape[-3] if len(heads) == 1 else queries
         return q, k.repeat_interleave(J // k.shape[-3], -3), v.repeat_interleave(J // v.shape[-3], -3)
     if heads == {1}:
         return q, k, v

@@ -1,17 +1,17 @@
-"""Attention as four operators of the dispatcher: whoever records operations sees one each, and vmap knows how to batch them.
+"""Attention as operators of the dispatcher: whoever records operations sees one each, and vmap knows how to batch them.
 
     evolute::attention               out, logsumexp
-    evolute::attention_keep          P and dS, all tiles of them: a constant of every later product
+    evolute::attention_keep          P and dS, all tiles of them: constants of every later product
     evolute::attention_backward      gq, gk, gv, gm for u, or for n of them on a leading axis
-    evolute::attention_second_order  the product with the second derivative, for (a, b, c, m) or n of them on a leading axis
+    evolute::attention_second_order  the product with the second derivative, for (a, b, c, m) or n of each
 
-On CPU the first and third call PyTorch's fused kernels where those are exact; elsewhere, and for the rest, it is ours by tiles.
-Their derivatives are the business of attention.py.
+On CPU the first and the third call PyTorch's fused kernels where those are exact; elsewhere, and for the others, it is
+ours by tiles. Their derivatives are the business of attention.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,7 +26,8 @@ _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _STEEP = -1e3  # a row whose logsumexp is below has P = exp(S − logsumexp) rounded away
 
-_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 
 _library = torch.library.Library("evolute", "FRAGMENT")
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? mask"
@@ -39,19 +40,19 @@ _library.define(
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
-    f"attention_second_order(Tensor? a, Tensor? b, Tensor? c, Tensor? m, {_GIVEN}, Tensor? u, {_KEPT}, {_RULE}, str wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"attention_second_order(Tensor? a, Tensor? b, Tensor? c, Tensor? m, {_GIVEN}, Tensor? u, {_KEPT}, {_RULE},"
+    " str wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The implementation of an operator on any device: below autograd, whose views it must not make, and without autocast."""
+    """The implementation of an operator on any device: below autograd, which must see no views, and without autocast."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             device = next(arg for arg in args if isinstance(arg, Tensor)).device.type
             plain = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS), plain:
+            with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(_VIEWS), plain:
                 return function(*args)
 
         _library.impl(name, run, "CompositeExplicitAutograd")
@@ -69,9 +70,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Slot, causal: bool, scale:
 
 
 @_kernel("attention_keep")
-def _keep(
-    u: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Slot, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+def _keep(u: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Slot, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     return streaming.keep(q, k, v, mask, u, Rule(causal, scale))
 
 

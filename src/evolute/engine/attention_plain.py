@@ -5,6 +5,9 @@ Third derivatives come from here; the first two, and everything that is wanted o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,29 +32,21 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     return scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
 
 
-def second_order(
-    a: Slot,
-    b: Slot,
-    c: Slot,
-    m: Slot,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Slot,
-    u: Slot,
-    rule: Rule,
-    wanted: str,
-) -> tuple[Tensor, ...]:
-    """The Hessian of <u, attention(q, k, v, mask)> times (a, b, c, m): its parts along q, k, v, m (the mask) and u."""
-    bent = mask is not None and mask.is_floating_point()
-    points = [q, k, v, *([mask] if mask is not None and bent else [])]
-    steps = tuple(torch.zeros_like(x) if d is None else d for x, d in zip(points, (a, b, c, m), strict=False))
+def second_order(given: Sequence[Any], rule: Rule, wanted: str) -> tuple[Tensor, ...]:
+    """The Hessian of <u, attention(q, k, v, mask)> times (a, b, c, m): its wanted parts along q, k, v, mask, u.
 
-    def out(q: Tensor, k: Tensor, v: Tensor, m: Slot = mask) -> Tensor:
-        return attention(q, k, v, m, rule)
+    `given` is (a, b, c, m, q, k, v, mask, u); a part that is not wanted is empty.
+    """
+    *vectors, q, k, v, mask, u = given
+    points = (q, k, v, mask) if mask is not None and mask.is_floating_point() else (q, k, v)
+    steps = tuple(torch.zeros_like(x) if d is None else d for x, d in zip(points, vectors, strict=False))
 
-    parts = {"u": torch.func.jvp(out, tuple(points), steps)[1]}
+    def out(*points: Tensor) -> Tensor:
+        q, k, v, *added = points
+        return attention(q, k, v, added[0] if added else mask, rule)
+
+    parts = {"u": torch.func.jvp(out, points, steps)[1]}
     if u is not None:
         slope = torch.func.grad(lambda *x: (out(*x) * u).sum(), tuple(range(len(points))))
-        parts |= dict(zip("qkvm", torch.func.jvp(slope, tuple(points), steps)[1], strict=False))
+        parts |= dict(zip("qkvm", torch.func.jvp(slope, points, steps)[1], strict=False))
     return tuple(parts[letter] if letter in wanted else q.new_zeros(0) for letter in "qkvmu")

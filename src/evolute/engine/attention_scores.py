@@ -2,21 +2,22 @@
 
 Letters, here and in the other attention files:
 
-    B batch, H query heads, J key heads, G = H / J query heads that share one key head, T queries, S keys, E head size, F value size
-    q (B, H, T, E)   k (B, J, S, E)   v (B, J, S, F)   out, u (B, H, T, F)   mask: each of (B, H, T, S), or 1 where it is the same
+    B batch, H query heads, J key heads, G = H / J query heads that share one key head,
+    T queries, S keys, E the size of a head, F the size of a value
+    q (B, H, T, E)   k (B, J, S, E)   v (B, J, S, F)   out, u (B, H, T, F)   mask (B|1, H|1, T|1, S|1)
     u        the gradient that arrives at out; gq, gk, gv, gm are the gradients that leave for q, k, v, mask
     a b c m  what meets gq, gk, gv, gm: cotangents, or tangents of q, k, v, mask; n vectors at once on a leading axis
     wanted   the letters of those among q, k, v, m (the mask) and u along which a result is wanted
 
-<u, attention(q, k, v, M)> has one symmetric Hessian; its product with (a, b, c, m) is the only second derivative anyone needs, in
-forward or in reverse mode. Row by row of scores, with X = u vᵀ and Σ over the row (checked in the tests against autodiff):
+<u, attention(q, k, v, M)> has one symmetric Hessian; its product with (a, b, c, m) is the only second derivative that
+anyone needs, in forward or in reverse mode. For each row of scores, with X = u vᵀ and Σ over the row:
 
     dS = P (X − Σ P X)       gq = s dS k      gk = s dSᵀ q      gv = Pᵀ u      gm = dS
     E  = s (a kᵀ + q bᵀ) + m      E' = E − Σ P E       U = P E'
     O  = u cᵀ                     r  = Σ dS E + Σ P O  R = dS E' + P (O − r)
     along q: s (R k + dS b)   along k: s (Rᵀ q + dSᵀ a)   along v: Uᵀ u   along M: R   along u: U v + P c
 
-The G query heads of one key head are rows of one longer product, so grouped queries cost nothing extra: N = B J such products.
+The G query heads of one key head are rows of one longer product, so grouped queries cost nothing extra: N = B J products.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def probabilities(scores: Tensor, mask: Slot, first: int | None, out: Tensor) -> Tensor:
     """P = softmax(scores + mask) into `out`, zero on rows that see no key; `scores` (…, rows, keys) are overwritten.
 
-    Never exp(S − logsumexp): with masks of finfo.min the logarithm of the number of keys is lost in the difference, and a row that is
-    masked everywhere would weigh every key by 1. `first` is the number of the first row if the attention is causal.
+    Never exp(S − logsumexp): with masks of finfo.min the logarithm of the number of keys is lost in the difference, and a
+    row that is masked everywhere would weigh every key by 1. `first` is the number of the first row if rows are causal.
     """
     if mask is not None:
         _ = scores.add_(mask) if mask.is_floating_point() else scores.masked_fill_(~mask, -torch.inf)

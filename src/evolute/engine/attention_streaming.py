@@ -1,7 +1,8 @@
-"""Attention, its gradient, and the product with its second derivative, tile by tile: memory of a few tiles, not of all scores.
+"""Attention, its gradient, and the product with its second derivative, tile by tile: memory of some tiles, not of all.
 
-P and dS of all tiles may be kept by an earlier call; everything else of the size of scores lives in the few buffers of one tile, written
-in place. The sums over rows (gk, gv) are held transposed, qᵀ R instead of Rᵀ q, which the matrix product does about a third faster.
+P and dS of all tiles may be kept by an earlier call; everything else of the size of scores lives in the few buffers of
+one tile, written in place. The sums over rows (gk, gv) are held transposed, qᵀ R instead of Rᵀ q, which the matrix product
+does about a third faster.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def backward(
     P: Slot = None,
     dS: Slot = None,
 ) -> Four:
-    """What is wanted of gq, gk, gv, gm for n gradients u (n, B, H, T, F); P, and for n = 1 also dS, may have been kept."""
+    """What is wanted of gq, gk, gv, gm for n of u (n, B, H, T, F); P, and for n = 1 also dS, may have been kept."""
     work = Work(q, k, v, mask, rule)
     return _run(work, P, u.shape[0], lambda block: _First(work, u[block], wanted, dS))[:4]
 
@@ -66,7 +67,7 @@ def second_order(
     P: Slot = None,
     dS: Slot = None,
 ) -> Five:
-    """The Hessian of <u, attention> times n vectors (a, b, c, m): what is wanted of its parts along q, k, v, mask, u."""
+    """The Hessian of <u, attention> times n vectors (a, b, c, m): its wanted parts along q, k, v, mask, u."""
     work = Work(q, k, v, mask, rule)
     a, b, c, m = filled(vectors, q, k, v)
     row = None if u is None else work.rows(u.unsqueeze(0))
@@ -119,9 +120,10 @@ class _Second:
         wanted: str,
         dS: Slot,
     ) -> None:
+        a, b, c, m = vectors
         self.work, self.u, self.dS = work, u, dS
-        self.a, self.b, self.c = work.rows(vectors[0]) * work.rule.scale, work.columns(vectors[1]), work.columns(vectors[2])
-        self.m = None if vectors[3] is None else work.shape.split(vectors[3])
+        self.a, self.b, self.c = work.rows(a) * work.rule.scale, work.columns(b), work.columns(c)
+        self.m = None if m is None else work.shape.split(m)
         self.left = torch.cat([self.a, work.q.expand_as(self.a)], -1)
         self.right = torch.cat([work.k.unsqueeze(1).expand_as(self.b), self.b], -1)
         self.n, self.parts = self.a.shape[1], Parts(work, self.a.shape[1], wanted)

@@ -1,6 +1,7 @@
-"""Tiles of scores: some heads and some query rows, with all the keys that they see; what a kernel reads, and where it adds its results.
+"""Tiles of scores: some heads and query rows, with all keys that they see; what a kernel reads, where it adds results.
 
-Shapes in a tile: h heads of the N, n vectors, r = G t rows, s keys; scores are (h, n, r, s), with n = 1 for what all vectors share.
+Shapes in a tile: h heads of the N, n vectors, r = G t rows, s keys; scores are (h, n, r, s), with n = 1 for what all
+vectors share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from evolute.engine.attention_scores import Five, Rule, Shape, Slot, probabilities, working_dtype
 
-ROWS = (32, 128)  # query rows in a tile, a quarter of all within these bounds: long products, little that a causal row cannot see
+ROWS = (
+    32,
+    128,
+)  # rows in a tile, a quarter of all between these: long products, but little that a causal row cannot see
 VECTORS = 1 << 18  # scores up to which several vectors go at once: more, and rearranging costs more than calling
 TILE = 1 << 19  # scores in a tile, where so few rows allow it: the buffers stay in the cache
 

@@ -1,11 +1,15 @@
 """How vmap batches the operators of attention.
 
-If only vectors are batched (u of the gradient; a, b, c, m of the second order) they become, or join, the leading axis of n vectors, and
-nothing is copied of what they share. If q, k, v, the mask or a shared u are batched too, all of it joins the batch axis.
+If only vectors are batched (u of the gradient; a, b, c, m of the second order) they become, or join, the leading axis of n
+vectors, and nothing is copied of what they share. If q, k, v, the mask or a shared u are batched too, all of it joins the
+batch axis.
 
-Each argument and result has a kind: c (B, …), v (B, …) or (n, B, …), m a mask (B|1, H|1, T|1, S|1), w like the mask or (n, like the
-mask), k what was kept of the scores, ! whether to keep it: no, f which results are wanted, - anything else. A result that is not
-wanted is empty.
+Each argument and result has a kind:
+
+    c  (B, …)               v  (B, …) or (n, B, …)
+    m  (B|1, H|1, T|1, S|1) w  like the mask, or (n, like the mask)
+    k  what was kept of the scores      !  whether to keep it; here never
+    f  which results are wanted: the others are empty       -  anything else
 """
 
 from __future__ import annotations
@@ -84,7 +88,7 @@ class _Vectors:
 
 
 class _Batch:
-    """(size, B, …) → (size B, …) and (size, n, B, …) → (n, size B, …); what was kept has another order, and is dropped."""
+    """(size, B, …) → (size B, …) and (size, n, B, …) → (n, size B, …); what was kept has another order: dropped."""
 
     def __init__(self, size: int, given: Sequence[_Argument]) -> None:
         self.size, self.many = size, _many(given)

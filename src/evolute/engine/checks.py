@@ -79,7 +79,7 @@ def check_finite_product(index: int, pieces: Pieces) -> None:
     for piece in pieces:
         if piece is not None and not torch.isfinite(piece.sum()) and not torch.isfinite(piece).all():
             raise NonFiniteError(
-                f"the second derivative of batch {index} is not finite although loss and gradient are: a kink or a power "
+                f"the second derivative of batch {index} is not finite, though loss and gradient are: a kink, a power "
                 "below two at zero, or an overflow in this dtype."
             )
 
@@ -93,8 +93,8 @@ def check_product(index: int, first: Product, second: Product) -> None:
     eps = max(torch.finfo(each.dtype).eps for each in (*u, *(a for a in a_u if a is not None)))
     if gap > 30 * eps**0.5 * size * max(1.0, len(u) ** 0.5):
         raise ModelError(
-            f"the second derivative of batch {index} is not symmetric (off by {gap / max(size, 1e-300):.1e} of its size): "
-            "an operation of the model has a wrong second derivative in PyTorch (nn.utils.weight_norm is known for it)."
+            f"the second derivative of batch {index} is not symmetric (off by {gap / max(size, 1e-300):.1e} of its "
+            "size): an operation of the model has a wrong second derivative in PyTorch (nn.utils.weight_norm has)."
         )
 
 

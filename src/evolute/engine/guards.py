@@ -64,13 +64,13 @@ def _buffers_kept(model: nn.Module) -> Generator[None]:
     """The same buffers with the same bits: running statistics, counters, caches."""
     modules = list(model.modules())
     held = [(module._buffers, dict(module._buffers)) for module in modules]  # pyright: ignore[reportPrivateUsage]
-    copies = [(b, b.clone()) for _, buffers in held for b in buffers.values() if b is not None]
+    copies = [(b, b.clone(), b._version) for _, buffers in held for b in buffers.values() if b is not None]  # pyright: ignore
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, copy in copies:
-                if not torch.equal(buffer.nan_to_num(), copy.nan_to_num()):
+            for buffer, copy, version in copies:
+                if buffer._version != version:  # pyright: ignore[reportPrivateUsage]
                     buffer.copy_(copy)
         for buffers, before in held:
             buffers.clear()

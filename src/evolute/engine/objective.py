@@ -224,8 +224,8 @@ def _check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise ModelError(
-                f"'{name}' has max_norm={module.max_norm}: its forward pass rewrites its weights, so there is no point to "
-                "differentiate at. Renormalise once and set max_norm=None."
+                f"'{name}' has max_norm={module.max_norm}: its forward pass rewrites its weights, so there is no "
+                "point to differentiate at. Renormalise once and set max_norm=None."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_inference():

@@ -41,9 +41,10 @@ class CurvatureOperator(SymmetricOperator):
         return self._products.block
 
     @property
-    def plan(self) -> Plan | None:
-        """What is kept and what is recomputed; None before the first product."""
-        return self._products.plan
+    def plan(self) -> Plan:
+        """What is kept and what is recomputed; decided (and the data read) now, if no product has been taken yet."""
+        with torch.inference_mode(False):
+            return self._products.prepared()
 
     def apply_rows(self, rows: Tensor) -> Tensor:
         with torch.inference_mode(False):

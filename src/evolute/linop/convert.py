@@ -107,7 +107,7 @@ def _from_scipy(op: Any, device: torch.device) -> LinearOperator:
     rows, cols = op.shape
     if rows != cols:
         raise VectorError(f"expected a square (symmetric) SciPy operator, got shape {op.shape}.")
-    dtype = torch.from_numpy(np.empty(0, op.dtype or np.float64)).dtype
+    dtype = torch.from_numpy(np.empty(0, np.result_type(op.dtype or np.float64, np.float32))).dtype
 
     def function(vector: Tensor) -> Tensor:
         return torch.as_tensor(op.matvec(vector.cpu().numpy())).to(vector)
