@@ -3,9 +3,9 @@
     python benchmarks/attention.py [--lengths 1024 4096] [--vectors 8] [--repeats 5] [--threads 2]
 
 The layer has d = 128, 4 heads of 32, QKV and output projections, a causal mask, one sequence, float32; the loss is the
-mean square of its output. The graph of the gradient is kept, and a product is grad(<gradient, v>). Times are the best of
-several, taken in turns within one process; memory is how much the peak resident set of a process grows that builds one
-such graph and multiplies, beyond what a plain gradient with fused attention has taken there before.
+mean square of its output. The graph of the gradient is kept, and a product is grad(<gradient, v>). Times are the best
+of several, taken in turns within one process; memory is how much the peak resident set of a process grows that builds
+one such graph and multiplies, beyond what a plain gradient with fused attention has taken there before.
 """
 
 from __future__ import annotations

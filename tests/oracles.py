@@ -1,8 +1,8 @@
 """Curvature by other means, in float64: nothing here goes through the engine.
 
-Hessians by `torch.func.hessian` of a plain function of one flat vector, with attention and LayerNorm written out; Gauss–Newton as the
-explicit JᵀL''J; the empirical Fisher from one gradient for each term; finite differences of gradients. Losses of `torch.nn` are taken
-on all of the data at once, as their users would.
+Hessians by `torch.func.hessian` of a plain function of one flat vector, with attention and LayerNorm written out;
+Gauss–Newton as the explicit JᵀL''J; the empirical Fisher from one gradient for each term; finite differences of
+gradients. Losses of `torch.nn` are taken on all of the data at once, as their users would.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from families import Family
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 import evolute as ev
 from evolute.linop import LinearOperator
+from families import Family
 
 
 class _Double(TorchFunctionMode):
@@ -30,10 +30,14 @@ class _Double(TorchFunctionMode):
 
 
 class _WrittenOut(_Double):
-    """The batching rule of LayerNorm under forward-over-reverse is wrong in torch 2.13, so it is made of elementary operations."""
+    """The batching rule of LayerNorm under forward-over-reverse is wrong in 2.13: elementary operations instead."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _layer_norm(*args, **kwargs) if func is F.layer_norm else super().__torch_function__(func, types, args, kwargs)
+        return (
+            _layer_norm(*args, **kwargs)
+            if func is F.layer_norm
+            else super().__torch_function__(func, types, args, kwargs)
+        )
 
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

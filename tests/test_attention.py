@@ -548,7 +548,7 @@ def test_the_budget_is_of_one_context() -> None:
 def test_tiles_stay_small_however_long_the_sequence() -> None:
     for T in (512, 4096, 16384):
         shape = attention_tiles.Shape(1, 12, 1, T, T)
-        assert max(spot.size for spot in attention_tiles.spots(shape, True)) <= max(attention_tiles.TILE, 64 * T)
+        assert max(spot.size for spot in attention_tiles.spots(shape, True, 1 << 19)) <= max(1 << 19, 64 * T)
 
 
 @pytest.mark.bad_input

@@ -73,7 +73,9 @@ def test_a_slice_along_an_axis_that_is_not_there() -> None:
 
 
 def test_groups_names_parts_and_prefixes_resolve() -> None:
-    space = ev.Space({"a": (2,), "b": (3,)}, {"x.q": (ev.Part("b", 0, 0, 1),), "x.k": (ev.Part("b", 0, 1),), "y": (ev.Part("a"),)})
+    space = ev.Space(
+        {"a": (2,), "b": (3,)}, {"x.q": (ev.Part("b", 0, 0, 1),), "x.k": (ev.Part("b", 0, 1),), "y": (ev.Part("a"),)}
+    )
     labels = {
         "x.q": ["b[0:1]"],
         "x": ["b[0:1]", "b[1:]"],
@@ -88,7 +90,9 @@ def test_groups_names_parts_and_prefixes_resolve() -> None:
 
 def test_unknown_groups_come_with_near_matches() -> None:
     space = ev.Space({"layers.0.q": (2,)}, {"layers.0.attn.q": (ev.Part("layers.0.q"),)})
-    with pytest.raises(ev.UnknownGroupError, match=r"'layers\.0\.attn\.v'; near matches: .*'layers\.0\.attn\.q'") as caught:
+    with pytest.raises(
+        ev.UnknownGroupError, match=r"'layers\.0\.attn\.v'; near matches: .*'layers\.0\.attn\.q'"
+    ) as caught:
         space.resolve("layers.0.attn.v")
     assert not str(caught.value).startswith('"'), "a KeyError shows the repr of its message"
     with pytest.raises(ev.UnknownGroupError, match=r"'#'.*there are 'layers\.0\.attn\.q', 'layers\.0\.q'"):
@@ -138,7 +142,9 @@ def test_smallest_selects_the_same_from_less(selection: Selection, k: int) -> No
 
 
 def test_groups_inside_a_selection_keep_their_names() -> None:
-    space = ev.Space({"p": (6,), "o": (2,)}, {"q": (ev.Part("p", 0, 0, 3),), "k": (ev.Part("p", 0, 3, 6),), "o": (ev.Part("o"),)})
+    space = ev.Space(
+        {"p": (6,), "o": (2,)}, {"q": (ev.Part("p", 0, 0, 3),), "k": (ev.Part("p", 0, 3, 6),), "o": (ev.Part("o"),)}
+    )
     op = ev.from_dense(_symmetric(8), space=ev.Space(space.shapes, space.groups, torch.float64))
     inner = op.restrict(["k", "q"])
     assert set(inner.space.groups) == {"q", "k"}
@@ -172,7 +178,7 @@ def test_from_dense_forgives_rounding_only(scale: float) -> None:
     "wrong", [torch.zeros(2, 3), torch.zeros(4), torch.eye(3, dtype=torch.int64), torch.full((2, 2), torch.nan)]
 )
 def test_from_dense_refuses_what_is_no_symmetric_matrix(wrong: Tensor) -> None:
-    with pytest.raises(ev.VectorError, match="expected a .*matrix"):
+    with pytest.raises(ev.VectorError, match=r"expected a .*matrix"):
         ev.from_dense(wrong)
 
 
@@ -194,7 +200,7 @@ def test_from_matvec_calls_with_vectors_of_its_own() -> None:
 def test_from_matvec_says_what_is_wrong() -> None:
     with pytest.raises(ev.VectorError, match="size is needed"):
         ev.from_matvec(lambda v: v)
-    with pytest.raises(ev.VectorError, match="function .*SciPy LinearOperator, got Tensor"):
+    with pytest.raises(ev.VectorError, match=r"function .*SciPy LinearOperator, got Tensor"):
         ev.from_matvec(torch.eye(2), 2)  # pyright: ignore
     with pytest.raises(ev.VectorError, match=r"shape \(3,\), got \(1, 3\)"):
         _ = ev.from_matvec(lambda v: v[None], 3) @ torch.ones(3)

@@ -1,4 +1,4 @@
-"""What every operator has to be, and what the curvature operators are: compared with oracles for every family of models."""
+"""What every operator has to be, and what the curvature operators are: against oracles, for every family of models."""
 
 import importlib
 import inspect
@@ -9,16 +9,16 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import oracles
 import pytest
 import torch
-from families import FAMILIES, Family
 from scipy.sparse.linalg import aslinearoperator, eigsh
 from torch import Tensor, nn
 
 import evolute as ev
+import oracles
 from evolute.engine.operators import CurvatureOperator
 from evolute.linop import LinearOperator
+from families import FAMILIES, Family
 
 KINDS: dict[str, type[CurvatureOperator]] = {
     "H": ev.Hessian,
@@ -69,7 +69,9 @@ MAKERS: dict[str, Callable[[], LinearOperator]] = {
     "CurvatureBlock": lambda: ev.Hessian(_objective()).block(["2.weight", "0.bias"], ["0.weight", "4.bias"]),
     "CurvatureBlock, recomputed": lambda: ev.Hessian(_objective(memory=0)).block("2.weight", ["0.weight", "4.bias"]),
     "CurvatureBlock, principal": lambda: ev.Hessian(_objective()).restrict(["2.weight", "0.bias"]),
-    "CurvatureBlock, slices": lambda: ev.GaussNewton(_objective()).block(ev.Part("2.weight", 1, 1, 4), ev.Part("0.weight", 0, 2)),
+    "CurvatureBlock, slices": lambda: ev.GaussNewton(_objective()).block(
+        ev.Part("2.weight", 1, 1, 4), ev.Part("0.weight", 0, 2)
+    ),
     "Dense": _dense,
     "Matvec": _matvec,
     "Matvec, from SciPy": lambda: ev.from_matvec(aslinearoperator(_matrix(6).numpy())),
@@ -188,7 +190,9 @@ def test_mapping_in_mapping_out(name: str) -> None:
     A, v = _made(name), _random(_made(name).shape[1])
     out = A @ A.col_space.unflatten(v)
     assert list(out) == list(A.row_space.names)
-    assert {key: tuple(value.shape) for key, value in out.items()} == {k: tuple(s) for k, s in A.row_space.shapes.items()}
+    assert {key: tuple(value.shape) for key, value in out.items()} == {
+        k: tuple(s) for k, s in A.row_space.shapes.items()
+    }
     _close(A.row_space.flatten(out), _as_matrix(name) @ v)
 
 
@@ -252,7 +256,13 @@ def test_scipy_finds_the_spectrum(name: str) -> None:
 
 def test_algebra(name: str) -> None:
     A, M = _made(name), _as_matrix(name)
-    for ours, theirs in ((A + A, 2 * M), (-A * 3, -3 * M), (0.5 * A - 2 * A, -1.5 * M), (A @ A.T, M @ M.T), (A.T @ A, M.T @ M)):
+    for ours, theirs in (
+        (A + A, 2 * M),
+        (-A * 3, -3 * M),
+        (0.5 * A - 2 * A, -1.5 * M),
+        (A @ A.T, M @ M.T),
+        (A.T @ A, M.T @ M),
+    ):
         _close(ev.to_dense(ours), theirs)
         _close(ev.to_dense(ours.T), theirs.T)
 
@@ -335,10 +345,12 @@ def test_families_finite_differences(family: Family) -> None:
 
 @pytest.mark.parametrize("memory", [None, 0])
 def test_families_blocks(family: Family, memory: int | None) -> None:
-    """Each group against itself and the next, from the rows of the full product: a block skips what it does not need."""
+    """Each group against itself and the next, from rows of the full product: a block skips what it does not need."""
     H = ev.Hessian(_of(family, memory=memory))
     names = list(H.space.groups)
-    for row, col in [(name, other) for name, follow in zip(names, names[1:] + names[:1], strict=True) for other in (name, follow)]:
+    for row, col in [
+        (name, other) for name, follow in zip(names, names[1:] + names[:1], strict=True) for other in (name, follow)
+    ]:
         rows, cols = H.space.resolve(row), H.space.resolve(col)
         V = _random(cols.size, 2)
         theirs = rows.take((H @ cols.put(V.T).T).T).T
@@ -424,7 +436,11 @@ def test_frozen_parameters_are_left_out_and_params_chooses() -> None:
     whole, names = ev.to_dense(ev.Hessian(_of(family))), list(dict(family.model.named_parameters()))
     family.model[2].requires_grad_(False)
     places = {name: _places(_of(family, params=names).space, [ev.Part(name)]) for name in names}
-    for params, expected in ((None, [n for n in names if not n.startswith("2")]), ("2", ["2.weight", "2.bias"]), (names, names)):
+    for params, expected in (
+        (None, [n for n in names if not n.startswith("2")]),
+        ("2", ["2.weight", "2.bias"]),
+        (names, names),
+    ):
         objective = _of(family, params=params)
         index = torch.cat([places[name] for name in expected])
         assert list(objective.space.names) == expected

@@ -85,7 +85,10 @@ import threading, time, psutil, torch, evolute as ev
 from evolute.engine.plan import saved_bytes
 torch.set_num_threads(1)
 model = torch.nn.TransformerEncoder(
-    torch.nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True), 3, enable_nested_tensor=False)
+    torch.nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True),
+    3,
+    enable_nested_tensor=False,
+)
 def of(n):
     return ev.Objective(model, [(torch.randn(n, 64, 128), torch.randn(n, 64, 128))], torch.nn.MSELoss(), memory=MEMORY)
 small = of(1)

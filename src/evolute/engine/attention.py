@@ -23,7 +23,11 @@ from evolute.engine.attention_call import four_axes
 from evolute.engine.attention_scores import Rule, Slot, working_dtype
 
 score_budget: ContextVar[int] = ContextVar("score_budget", default=64 << 20)
-"""Bytes of scores (batch × heads × queries × keys) up to which an attention keeps P and dS for the products to come."""
+"""Bytes of scores (batch × heads × queries × keys) up to which an attention keeps P and dS for the products to come.
+
+The two take up to twice that, or as much if the attention is causal. They are made with the graph of a gradient
+(create_graph=True) and live as long.
+"""
 
 assert attention_ops  # importing it makes the operators
 _ops = torch.ops.evolute
@@ -58,7 +62,7 @@ def attention(
     call = four_axes(q, k, v, mask, scale, enable_gqa)
     scores = call.q.shape[:-1].numel() * call.k.shape[-2]
     if not scores:  # nothing to attend to, or no one who does
-        return (torch.matmul(q, k.mT) @ v).reshape(call.result)
+        return (call.q.sum() + call.k.sum() + call.v.sum()) * call.q.new_zeros(call.result)
     size = scores * working_dtype(call.q.dtype).itemsize
     rule = Rule(is_causal, call.scale, size <= score_budget.get())
     out, _ = Attention.apply(call.q, call.k, call.v, call.mask, rule)
@@ -120,7 +124,7 @@ class AttentionBackward(Function):
         wanted: str,
     ) -> tuple[Tensor, ...]:
         given, how = (q, k, v, mask), (rule.causal, rule.scale)
-        kept = _ops.attention_keep(u, *given, *how) if keep else (P, None)
+        kept: Any = _ops.attention_keep(u, *given, *how) if keep else (P, None)
         parts = _ops.attention_backward(u, *given, out, lse, *kept, *how, wanted)
         return *parts, *(kept if keep else (u.new_empty(0), u.new_empty(0)))
 
@@ -165,7 +169,8 @@ def _bent(ctx: Any, vectors: tuple[Slot, ...], wanted: str) -> tuple[Tensor, ...
         return SecondOrder.apply(a, b, c, m, q, k, v, mask, u, None, None, ctx.rule, wanted)
 
     in_dims = (*(None if each is None else 0 for each in vectors), 0)
-    return torch.vmap(one, in_dims)(*vectors, u)
+    several: Any = torch.vmap(one, in_dims)
+    return several(*vectors, u)
 
 
 class SecondOrder(Function):

@@ -1,4 +1,4 @@
-"""A call of attention brought to four axes: q (B, H, T, E), k (B, J, S, E), v (B, J, S, F), mask (B|1, H|1, T|1, S|1)."""
+"""Attention's arguments with four axes: q (B, H, T, E), k (B, J, S, E), v (B, J, S, F), mask (B|1, H|1, T|1, S|1)."""
 
 from __future__ import annotations
 

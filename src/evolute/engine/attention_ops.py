@@ -46,7 +46,7 @@ _library.define(
 
 
 def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The implementation of an operator on any device: below autograd, which must see no views, and without autocast."""
+    """Implements an operator on any device: below autograd, which must see no views, and without autocast."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:

@@ -47,6 +47,6 @@ def second_order(given: Sequence[Any], rule: Rule, wanted: str) -> tuple[Tensor,
 
     parts = {"u": torch.func.jvp(out, points, steps)[1]}
     if u is not None:
-        slope = torch.func.grad(lambda *x: (out(*x) * u).sum(), tuple(range(len(points))))
+        slope: Any = torch.func.grad(lambda *x: (out(*x) * u).sum(), tuple(range(len(points))))  # pyright: ignore
         parts |= dict(zip("qkvm", torch.func.jvp(slope, points, steps)[1], strict=False))
     return tuple(parts[letter] if letter in wanted else q.new_zeros(0) for letter in "qkvmu")

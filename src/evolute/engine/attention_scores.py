@@ -17,7 +17,7 @@ anyone needs, in forward or in reverse mode. For each row of scores, with X = u 
     O  = u cᵀ                     r  = Σ dS E + Σ P O  R = dS E' + P (O − r)
     along q: s (R k + dS b)   along k: s (Rᵀ q + dSᵀ a)   along v: Uᵀ u   along M: R   along u: U v + P c
 
-The G query heads of one key head are rows of one longer product, so grouped queries cost nothing extra: N = B J products.
+The G query heads of one key head are rows of one longer product, so grouping costs nothing extra: N = B J of them.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def probabilities(scores: Tensor, mask: Slot, first: int | None, out: Tensor) -> Tensor:
     """P = softmax(scores + mask) into `out`, zero on rows that see no key; `scores` (…, rows, keys) are overwritten.
 
-    Never exp(S − logsumexp): with masks of finfo.min the logarithm of the number of keys is lost in the difference, and a
-    row that is masked everywhere would weigh every key by 1. `first` is the number of the first row if rows are causal.
+    Never exp(S − logsumexp): with masks of finfo.min the logarithm of the number of keys is lost in the difference, and
+    a row that is masked everywhere would weigh every key by 1. `first` is the number of the first row, if causal.
     """
     if mask is not None:
         _ = scores.add_(mask) if mask.is_floating_point() else scores.masked_fill_(~mask, -torch.inf)

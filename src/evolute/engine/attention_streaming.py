@@ -1,8 +1,8 @@
 """Attention, its gradient, and the product with its second derivative, tile by tile: memory of some tiles, not of all.
 
 P and dS of all tiles may be kept by an earlier call; everything else of the size of scores lives in the few buffers of
-one tile, written in place. The sums over rows (gk, gv) are held transposed, qᵀ R instead of Rᵀ q, which the matrix product
-does about a third faster.
+one tile, written in place. The sums over rows (gk, gv) are held transposed, qᵀ R instead of Rᵀ q, which the matrix
+product does about a third faster.
 """
 
 from __future__ import annotations
@@ -134,8 +134,15 @@ class _Second:
         E = self._spread(tile)
         e = self._flat(tile, E, u)
         if u is not None and self.curved:
-            dS = tile.slope(u, self.work.buffer(1, 1, tile.spot)) if self.dS is None else tile.spot.of(self.dS)
-            self._curved(tile, E.sub_(e), u, dS)
+            self._curved(tile, E.sub_(e), u, self._slope(tile, u))
+
+    def _slope(self, tile: Tile, u: Tensor) -> Tensor:
+        """The kept dS, or one made once for all vectors."""
+        if self.dS is not None:
+            return tile.spot.of(self.dS)
+        if tile.dS is None:
+            tile.dS = tile.slope(u, self.work.buffer(1, 1, tile.spot))
+        return tile.dS
 
     def _spread(self, tile: Tile) -> Tensor:
         """E = s (a kᵀ + q bᵀ) + m."""

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from evolute.engine.attention_scores import Five, Rule, Shape, Slot, probabilities, working_dtype
 
-ROWS = (
-    32,
-    128,
-)  # rows in a tile, a quarter of all between these: long products, but little that a causal row cannot see
-VECTORS = 1 << 18  # scores up to which several vectors go at once: more, and rearranging costs more than calling
-TILE = 1 << 19  # scores in a tile, where so few rows allow it: the buffers stay in the cache
+# Measured on two cores with 1 MB of cache each: long matrix products, but little that a causal row cannot see.
+ROWS = (32, 128)  # rows in a tile: a quarter of all, within these bounds
+TILE = 1 << 19  # scores in a tile, as far as its rows allow: the buffers stay in the cache
+ELSEWHERE = 16  # times as many where a call costs more than a miss: on anything but a CPU
+VECTORS = 1 << 18  # scores up to which vectors go together: beyond, rearranging them costs more than more calls
 
 
 class Spot(NamedTuple):
@@ -40,13 +39,13 @@ class Spot(NamedTuple):
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
-def spots(shape: Shape, causal: bool) -> list[Spot]:
-    """All tiles, in the order in which they are kept."""
+def spots(shape: Shape, causal: bool, tile: int) -> list[Spot]:
+    """All tiles, of about so many scores, in the order in which they are kept."""
     G, T, S = shape.scores[2:]
     low, high = ROWS
     rows = min(max(low, T // 4), high) if causal else high
-    step = min(T, max(1, min(rows, max(rows // 2, TILE // S) // G)))
-    width = min(shape.N, max(1, TILE // (G * S * step)))
+    step = min(T, max(1, min(rows, max(rows // 2, tile // S) // G)))
+    width = min(shape.N, max(1, tile // (G * S * step)))
     found, start = list[Spot](), 0
     for head in range(0, shape.N, width):
         for first in range(0, T, step):
@@ -70,7 +69,7 @@ class Work:
         self.q = self.rows(q.unsqueeze(0)) * rule.scale
         self.k, self.v = (self.columns(each.unsqueeze(0)).squeeze(1) for each in (k, v))
         self.mask = None if mask is None else self.shape.split(mask)
-        self.spots = spots(self.shape, rule.causal)
+        self.spots = spots(self.shape, rule.causal, TILE if q.device.type == "cpu" else ELSEWHERE * TILE)
         self.largest = max(spot.size for spot in self.spots)
         self.pool: dict[int, Tensor] = {}
 
@@ -128,6 +127,7 @@ class Tile:
 
     def __init__(self, work: Work, spot: Spot, P: Tensor) -> None:
         self.work, self.spot, self.P = work, spot, P
+        self.dS: Slot = None
         self.q = self.rows(work.q)
         self.k, self.v = (each if spot.whole else each[spot.heads, : spot.keys] for each in (work.k, work.v))
 

@@ -1,8 +1,8 @@
 """How vmap batches the operators of attention.
 
-If only vectors are batched (u of the gradient; a, b, c, m of the second order) they become, or join, the leading axis of n
-vectors, and nothing is copied of what they share. If q, k, v, the mask or a shared u are batched too, all of it joins the
-batch axis.
+If only vectors are batched (u of the gradient; a, b, c, m of the second order) they become, or join, the leading axis
+of n vectors, and nothing is copied of what they share. If q, k, v, the mask or a shared u are batched too, all of it
+joins the batch axis.
 
 Each argument and result has a kind:
 

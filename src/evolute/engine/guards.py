@@ -72,6 +72,7 @@ def _buffers_kept(model: nn.Module) -> Generator[None]:
             for buffer, copy, version in copies:
                 if buffer._version != version:  # pyright: ignore[reportPrivateUsage]
                     buffer.copy_(copy)
+                    torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))  # pyright: ignore
         for buffers, before in held:
             buffers.clear()
             buffers.update(before)
