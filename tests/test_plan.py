@@ -9,6 +9,7 @@ from torch import nn
 
 import evolute as ev
 from evolute.engine import plan
+from evolute.engine.products import Products, _widths
 
 
 def objective(**options):
@@ -114,3 +115,24 @@ def test_estimate_covers_the_peak(memory, promised):
     code = MEASURE.replace("MEMORY", memory)
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert promised / 3 < float(out) <= promised
+
+
+@pytest.mark.parametrize(
+    ("total", "block", "expected"),
+    [(16, 32, [16]), (33, 32, [32, 1]), (7, 32, [4, 2, 1]), (19, 8, [8, 8, 2, 1]), (3, 1, [1, 1, 1]), (0, 32, [])],
+)
+def test_any_number_of_vectors_goes_in_the_widest_blocks_that_fit(total, block, expected):
+    assert list(_widths(total, block)) == expected
+
+
+@pytest.mark.parametrize("vectors", [2, 7, 16, 19, 33])
+def test_several_vectors_are_multiplied_together_and_right(vectors, monkeypatch):
+    """Fewer than the block, and numbers that it does not divide: no more programs run than blocks are needed."""
+    H, runs = ev.Hessian(objective()), []
+    V = torch.randn(H.shape[1], vectors, dtype=torch.float64)
+    expected = torch.stack([H @ column for column in V.T], 1)
+    assert H._products.block == 32
+    one = Products._several
+    monkeypatch.setattr(Products, "_several", lambda *args: runs.append(len(args[-1][0])) or one(*args))
+    assert torch.allclose(H @ V, expected, rtol=1e-10, atol=1e-12 * expected.norm())
+    assert sum(runs) == 3 * (vectors - vectors % 2)

@@ -16,7 +16,7 @@ from evolute.linop.memory import available, human
 
 SHARE = 0.6  # of the memory that is free, for what is kept between products
 # Bytes at the height of the work for each byte that a gradient saves, measured on Transformers (tests/test_plan.py).
-RECORDING, RECOMPUTING = 8.0, 6.5
+RECORDING, RECOMPUTING = 9.5, 7.5
 
 
 @dataclass(frozen=True)

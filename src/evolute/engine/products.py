@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +17,15 @@ from evolute.engine.objective import Evaluated, Objective
 from evolute.engine.plan import Plan, budget_of, nbytes, room_to_record
 from evolute.engine.program import compile_tape
 from evolute.engine.simplify import simplify
-from evolute.engine.tape import Recorder, Tape, Unrecordable, record
+from evolute.engine.tape import Recorder, Tape, Unrecordable
+from evolute.engine.vectorise import vectorised
 from evolute.errors import CurvatureWarning
 
 MakeMap = Callable[[Objective, Evaluated], LinearMap]
 Run = Callable[..., Sequence[Tensor | None]]
 
 WORKING_SET = {"cpu": 8 << 20, "cuda": 256 << 20}  # bytes of one intermediate up to which more vectors at once pay
-WIDEST = 32
+NARROWEST, WIDEST = 2, 32  # vectors at once: one by one below, and nothing saved by more
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,15 @@ class Products:
     # ---- each product
 
     def _replay(self, kept: Kept, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> None:
-        """Blocks of k vectors together, the rest one by one."""
-        total = len(pieces[0])
-        whole = total // self._block * self._block if self._block > 1 else 0
-        for start in range(0, whole, self._block):
-            rows = slice(start, start + self._block)
-            with torch.no_grad():
-                _add(out, rows, self._program(kept, window, self._block)(*self._cast(pieces, rows, window)))
-        for row in range(whole, total):
-            values = self._cast(pieces, row, window)
+        """Blocks of vectors together, as wide as pays, the last few one by one."""
+        start = 0
+        for width in _widths(len(pieces[0]), self._block):
+            rows = slice(start, start + width) if width > 1 else start
+            values = self._cast(pieces, rows, window)
             with torch.set_grad_enabled(kept.tape is None):
-                _add(out, row, self._single(kept, window, values))
+                run = self._single if width == 1 else self._several
+                _add(out, rows, run(kept, window, values))
+            start += width
 
     def _cast(self, pieces: Sequence[Tensor], rows: Any, window: Window) -> list[Tensor]:
         """Views of the rows, in the dtype of each parameter."""
@@ -183,6 +181,9 @@ class Products:
         if kept.tape is None:
             return self._through_graph(kept.whole, window, values)
         return (kept.whole if window == self.full else self._program(kept, window, 1))(*values)
+
+    def _several(self, kept: Kept, window: Window, values: list[Tensor]) -> Sequence[Tensor | None]:
+        return self._program(kept, window, len(values[0]))(*values)
 
     def _through_graph(self, function: Run, window: Window, values: list[Tensor]) -> list[Tensor | None]:
         given = dict(zip(window.inputs, values, strict=True))
@@ -199,18 +200,10 @@ class Products:
         return kept.programs[window, width]
 
     def _batched(self, tape: Tape, width: int, window: Window) -> Tape:
-        """The tape for `width` vectors at once: its own replay, vectorised and recorded again."""
         probe = self._probe(2)
-        wide = [probe[i].unsqueeze(0).expand(width, *probe[i].shape).contiguous() for i in window.inputs]
-        live = [place for place, var in enumerate(tape.outputs) if var is not None]
-        with torch.no_grad(), _no_vmap_warnings():
-            batched, _ = record(torch.vmap(_picked(tape.interpret, live)), *wide)
-        batched = simplify(batched)
-        outputs: list[Any] = [None] * len(tape.outputs)
-        for place, var in zip(live, batched.outputs, strict=True):
-            outputs[place] = var
-        batched.outputs = tuple(outputs)
-        return batched
+        return vectorised(
+            tape, [probe[i].unsqueeze(0).expand(width, *probe[i].shape).contiguous() for i in window.inputs]
+        )
 
     def _recompute(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> None:
         """The primal pass anew, once for all the vectors."""
@@ -241,22 +234,19 @@ def _add(out: Sequence[Tensor], rows: Any, results: Sequence[Tensor | None]) -> 
             target[rows].add_(result.detach())
 
 
-@contextmanager
-def _no_vmap_warnings() -> Generator[None]:
-    """An operation without a batching rule is run vector by vector; that is known, and not the user's to act on."""
-    functorch: Any = torch._C._functorch  # pyright: ignore
-    before = torch._C._debug_only_are_vmap_fallback_warnings_enabled()  # pyright: ignore
-    functorch._set_vmap_fallback_warning_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_warning_enabled(before)
+def _widths(total: int, block: int) -> Generator[int]:
+    """The total as few powers of two, none above the block, and ones for what is below the narrowest that pays."""
+    while total:
+        width = min(block, 1 << (total.bit_length() - 1))
+        width = width if width >= NARROWEST else 1
+        yield width
+        total -= width
 
 
 def _width(tape: Tape | None, device: torch.device) -> int:
-    """How many vectors keep the largest intermediate in the cache: a power of two; below four it does not pay."""
+    """How many vectors keep the largest intermediate in the cache: a power of two."""
     if tape is None:
         return 1
     largest = max((nbytes(meta.shape, meta.dtype) for meta in tape.meta.values()), default=1)
     fits = WORKING_SET.get(device.type, 8 << 20) // max(1, largest)
-    return min(WIDEST, 1 << (fits.bit_length() - 1)) if fits >= 4 else 1
+    return min(WIDEST, 1 << (fits.bit_length() - 1)) if fits >= NARROWEST else 1
