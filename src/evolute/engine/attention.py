@@ -123,10 +123,10 @@ class AttentionBackward(Function):
         keep: bool,
         wanted: str,
     ) -> tuple[Tensor, ...]:
-        given, how = (q, k, v, mask), (rule.causal, rule.scale)
-        kept: Any = _ops.attention_keep(u, *given, *how) if keep else (P, None)
-        parts = _ops.attention_backward(u, *given, out, lse, *kept, *how, wanted)
-        return *parts, *(kept if keep else (u.new_empty(0), u.new_empty(0)))
+        if keep:
+            return _ops.attention_keep(u, q, k, v, mask, rule.causal, rule.scale, wanted)
+        parts = _ops.attention_backward(u, q, k, v, mask, out, lse, P, None, rule.causal, rule.scale, wanted)
+        return *parts, u.new_empty(0), u.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,11 +1,11 @@
 """Attention as operators of the dispatcher: whoever records operations sees one each, and vmap knows how to batch them.
 
     evolute::attention               out, logsumexp
-    evolute::attention_keep          P and dS, all tiles of them: constants of every later product
     evolute::attention_backward      gq, gk, gv, gm for u, or for n of them on a leading axis
+    evolute::attention_keep          the same for one u, and P and dS, all tiles of them: constants of later products
     evolute::attention_second_order  the product with the second derivative, for (a, b, c, m) or n of each
 
-On CPU the first and the third call PyTorch's fused kernels where those are exact; elsewhere, and for the others, it is
+On CPU the first and the second call PyTorch's fused kernels where those are exact; elsewhere, and for the others, it is
 ours by tiles. Their derivatives are the business of attention.py.
 """
 
@@ -34,7 +34,9 @@ _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? mask"
 _RULE = "bool causal, float scale"
 _KEPT = "Tensor? P, Tensor? dS"
 _library.define(f"attention({_GIVEN}, {_RULE}) -> (Tensor, Tensor)")
-_library.define(f"attention_keep(Tensor u, {_GIVEN}, {_RULE}) -> (Tensor, Tensor)")
+_library.define(
+    f"attention_keep(Tensor u, {_GIVEN}, {_RULE}, str wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
 _library.define(
     f"attention_backward(Tensor u, {_GIVEN}, Tensor out, Tensor lse, {_KEPT}, {_RULE}, str wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
@@ -70,8 +72,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Slot, causal: bool, scale:
 
 
 @_kernel("attention_keep")
-def _keep(u: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Slot, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return streaming.keep(q, k, v, mask, u, Rule(causal, scale))
+def _keep(
+    u: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Slot, causal: bool, scale: float, wanted: str
+) -> tuple[Tensor, ...]:
+    parts, P, dS = streaming.keep(u, q, k, v, mask, Rule(causal, scale), wanted)
+    return *map(_one, _filled(parts, q)), P, dS
 
 
 @_kernel("attention_backward")

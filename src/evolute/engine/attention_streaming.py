@@ -28,15 +28,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Slot, rule: Rule) -> Tensor:
     return out[0]
 
 
-def keep(q: Tensor, k: Tensor, v: Tensor, mask: Slot, u: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """P and dS of all tiles, one tile after the other."""
+def keep(
+    u: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Slot, rule: Rule, wanted: str
+) -> tuple[Four, Tensor, Tensor]:
+    """What is wanted of gq, gk, gv, gm for one u, and P and dS of all tiles, one tile after the other."""
     work = Work(q, k, v, mask, rule)
-    u = work.rows(u.unsqueeze(0))
     P, dS = (work.k.new_empty(sum(spot.size for spot in work.spots)) for _ in range(2))
+    first = _First(work, u.unsqueeze(0), wanted, dS)
     for spot in work.spots:
         tile = Tile(work, spot, work.weigh(spot, spot.of(P)))
-        tile.slope(tile.rows(u), spot.of(dS))
-    return P, dS
+        tile.slope(tile.rows(first.u), spot.of(dS))
+        first.visit(tile)
+    return first.parts.results()[:4], P, dS
 
 
 def backward(

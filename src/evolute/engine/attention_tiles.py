@@ -6,6 +6,7 @@ vectors share.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from evolute.engine.attention_scores import Five, Rule, Shape, Slot, probabilities, working_dtype
 
 # Measured on two cores with 1 MB of cache each: long matrix products, but little that a causal row cannot see.
-ROWS = (32, 128)  # rows in a tile: a quarter of all, within these bounds
+ROWS = (64, 128)  # rows in a tile: a quarter of all, within these bounds
 TILE = 1 << 19  # scores in a tile, as far as its rows allow: the buffers stay in the cache
 ELSEWHERE = 16  # times as many where a call costs more than a miss: on anything but a CPU
 VECTORS = 1 << 18  # scores up to which vectors go together: beyond, rearranging them costs more than more calls
@@ -39,10 +40,11 @@ class Spot(NamedTuple):
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
-def spots(shape: Shape, causal: bool, tile: int) -> list[Spot]:
+@lru_cache(maxsize=1024)
+def spots(shape: Shape, causal: bool, tile: int, bounds: tuple[int, int] = ROWS) -> tuple[Spot, ...]:
     """All tiles, of about so many scores, in the order in which they are kept."""
     G, T, S = shape.scores[2:]
-    low, high = ROWS
+    low, high = bounds
     rows = min(max(low, T // 4), high) if causal else high
     step = min(T, max(1, min(rows, max(rows // 2, tile // S) // G)))
     width = min(shape.N, max(1, tile // (G * S * step)))
@@ -54,7 +56,7 @@ def spots(shape: Shape, causal: bool, tile: int) -> list[Spot]:
             size = (heads.stop - head, 1, G * (queries.stop - first), keys)
             found.append(Spot(heads, queries, keys, size, start, width >= shape.N and step >= T and keys == S))
             start += found[-1].size
-    return found
+    return tuple(found)
 
 
 def _working(x: Tensor) -> Tensor:
@@ -66,10 +68,11 @@ class Work:
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Slot, rule: Rule) -> None:
         self.shape, self.rule, self.dtype, self.given = Shape.of(q, k), rule, q.dtype, mask
-        self.q = self.rows(q.unsqueeze(0)) * rule.scale
+        scaled = q.new_empty(q.shape, dtype=working_dtype(q.dtype))  # contiguous: in groups it is a view
+        self.q = self.rows(torch.mul(_working(q), rule.scale, out=scaled).unsqueeze(0))
         self.k, self.v = (self.columns(each.unsqueeze(0)).squeeze(1) for each in (k, v))
         self.mask = None if mask is None else self.shape.split(mask)
-        self.spots = spots(self.shape, rule.causal, TILE if q.device.type == "cpu" else ELSEWHERE * TILE)
+        self.spots = spots(self.shape, rule.causal, TILE if q.device.type == "cpu" else ELSEWHERE * TILE, ROWS)
         self.largest = max(spot.size for spot in self.spots)
         self.pool: dict[int, Tensor] = {}
 
@@ -150,6 +153,14 @@ def centred(weighted: Tensor, P: Tensor) -> Tensor:
     return weighted.addcmul_(P, weighted.sum(-1, keepdim=True), value=-1)
 
 
+def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """Target += left right. Into a slice PyTorch multiplies one matrix after the other, at a few µs for each."""
+    if len(target) == 1 or target.is_contiguous():
+        target.baddbmm_(left, right)
+    else:
+        target.add_(torch.bmm(left, right))
+
+
 class Parts:
     """Results along q, k, v, mask, u for n vectors, None where not wanted; along k and v transposed until the end."""
 
@@ -177,12 +188,12 @@ class Parts:
             return
         target = part if tile.spot.whole else part[tile.spot.heads, ..., : tile.spot.keys]
         if scores.shape[1] == rows.shape[1]:
-            target.flatten(0, 1).baddbmm_(rows.flatten(0, 1).mT, scores.flatten(0, 1))
+            _add_product(target.flatten(0, 1), rows.flatten(0, 1).mT, scores.flatten(0, 1))
         elif scores.shape[1] == 1:
-            target.flatten(1, 2).baddbmm_(rows.mT.flatten(1, 2), scores.squeeze(1))
+            _add_product(target.flatten(1, 2), rows.mT.flatten(1, 2), scores.squeeze(1))
         else:
             repeated = rows.expand(-1, scores.shape[1], -1, -1)
-            target.flatten(0, 1).baddbmm_(repeated.flatten(0, 1).mT, scores.flatten(0, 1))
+            _add_product(target.flatten(0, 1), repeated.flatten(0, 1).mT, scores.flatten(0, 1))
 
     def add_mask(self, part: Slot, tile: Tile, scores: Tensor) -> None:
         """Add (h, n, r, s) along the mask, summed over what the mask shares."""

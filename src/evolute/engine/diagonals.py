@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ def collapse_diagonals(tape: Tape) -> Tape:
     for step in tape.steps:
         replacement = chains.visit(step)
         steps.append(replacement)
-    return Tape(tape.inputs, steps, tape.outputs, tape.meta)
+    return tape.but(steps=steps)
 
 
 class _Chains:
@@ -51,6 +53,7 @@ class _Chains:
         self.made: dict[Var, Step] = {}
         self.value: dict[Var, Tensor] = {}
         self.users = _users(tape)
+        self._ones = cache(_ones)
 
     def visit(self, step: Step) -> Step:
         source = self._source(step)
@@ -90,14 +93,17 @@ class _Chains:
 
     def _diagonal(self, var: Var) -> Tensor:
         if var not in self.made:
-            some = next(iter(self.tape.constants()))
             meta = self.tape.meta[var]
-            return torch.ones((), dtype=meta.dtype, device=some.device).expand(meta.shape)
+            return self._ones(meta.shape, meta.dtype, meta.device)
         if var not in self.value:
             step = self.made[var]
             args = tuple(self._diagonal(arg) if isinstance(arg, Var) else arg for arg in step.args)
             self.value[var] = step.op(*args, **step.kwargs)
         return self.value[var]
+
+
+def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones((), dtype=dtype, device=device).expand(shape)
 
 
 def _users(tape: Tape) -> dict[Var, list[Step | None]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from evolute.engine.objective import Evaluated, Objective
+from evolute.engine.tape import unrecorded
 from evolute.errors import LossError
 
 Pieces = Sequence[Tensor | None]
@@ -76,8 +77,9 @@ def empirical_fisher(objective: Objective, each: Evaluated) -> LinearMap:
         )
     parameters = list(objective.parameters.values())
     losses = objective.loss.terms(each.outputs, each.batch).reshape(-1)
-    if not torch.allclose(losses.detach().sum(), each.total.detach(), rtol=1e-2, atol=1e-6):
-        raise LossError(f"the terms sum to {losses.sum().item():.6g}, the criterion to {each.total.item():.6g}.")
+    with unrecorded():
+        if not torch.allclose(losses.detach().sum(), each.total.detach(), rtol=1e-2, atol=1e-6):
+            raise LossError(f"the terms sum to {losses.sum().item():.6g}, the criterion to {each.total.item():.6g}.")
     if not losses.requires_grad:  # every label of this batch is masked
         return LinearMap(lambda *vector: [None] * len(vector), [None] * len(parameters), each.terms)
     jacobian, pulled = _jacobian([losses], parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,14 +13,23 @@ from evolute.engine.tape import Meta, Step, Tape, Var, replaced
 aten = torch.ops.aten
 
 
-def narrowed(tape: Tape, inputs: Collection[int], outputs: Collection[int]) -> Tape:
+@dataclass(frozen=True)
+class Window:
+    """Which inputs a product reads and which outputs it writes, by position: a block of the operator."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def narrowed(tape: Tape, window: Window) -> Tape:
     """A block of the linear map: the other inputs are zero, the other outputs not wanted."""
-    zero = {var for place, var in enumerate(tape.inputs) if place not in inputs}
+    held = set(tape.held)
+    zero = {var for place, var in enumerate(tape.inputs) if place not in window.inputs}
     names: dict[Var, Var] = {}
     steps: list[Step] = []
     for old in tape.steps:
         step = with_names(old, names)
-        found = step.inputs()
+        found = [var for var in step.inputs() if var not in held]
         if found and all(var in zero for var in found):
             zero.update(out for out in step.outs if out is not None)
         elif any(var in zero for var in found):
@@ -31,10 +40,10 @@ def narrowed(tape: Tape, inputs: Collection[int], outputs: Collection[int]) -> T
                 steps.append(step)
         else:
             steps.append(step)
-    wanted = [var if place in outputs and var not in zero else None for place, var in enumerate(tape.outputs)]
-    live = tuple(var for place, var in enumerate(tape.inputs) if place in inputs)
+    wanted = [var if place in window.outputs and var not in zero else None for place, var in enumerate(tape.outputs)]
+    live = tuple(var for place, var in enumerate(tape.inputs) if place in window.inputs)
     final = tuple(None if var is None else names.get(var, var) for var in wanted)
-    return drop_dead(Tape(live, steps, final, tape.meta))
+    return drop_dead(tape.but(inputs=live, steps=steps, outputs=final))
 
 
 def _without_zeros(step: Step, zero: set[Var], tape: Tape) -> tuple[Step, Var | None]:
@@ -52,13 +61,12 @@ def _without_zeros(step: Step, zero: set[Var], tape: Tape) -> tuple[Step, Var | 
             return step, left
         if left in zero and step.op is aten.add.Tensor and meta[right].shape == meta[step.out].shape:
             return step, right
-    device = next(c.device for c in tape.constants())
-    blank = {var: _blank(meta[var], device) for var in step.inputs() if var in zero}
+    blank = {var: _blank(meta[var]) for var in step.inputs() if var in zero}
     swap = lambda leaf: blank.get(leaf, leaf) if isinstance(leaf, Var) else leaf  # noqa: E731
     args, kwargs = replaced((step.args, step.kwargs), swap)
     return Step(step.op, args, kwargs, step.outs, step.many), None
 
 
-def _blank(meta: Meta, device: torch.device) -> Tensor:
+def _blank(meta: Meta) -> Tensor:
     """Zeros of that shape in the memory of one."""
-    return torch.zeros((), dtype=meta.dtype, device=device).expand(meta.shape)
+    return torch.zeros((), dtype=meta.dtype, device=meta.device).expand(meta.shape)

@@ -19,6 +19,7 @@ from evolute.engine.guards import untouched
 from evolute.engine.hf import hf_loss
 from evolute.engine.loss import RECIPE, Loss, as_loss
 from evolute.engine.substitution import twice_differentiable
+from evolute.engine.tape import unrecorded
 from evolute.errors import CurvatureWarning, DataError, LossError, ModelError, NonFiniteError
 from evolute.linop.space import Group, Select, Space
 
@@ -122,8 +123,9 @@ class Objective:
             torch.manual_seed(self.dropout_seed + index)
         outputs = self.loss.forward(self.model, batch)
         total, terms = self.judge(outputs, batch)
-        if not torch.isfinite(total):
-            raise NonFiniteError(f"the loss of batch {index} is {total.item()}{self._which_term(outputs, batch)}.")
+        with unrecorded():
+            if not torch.isfinite(total):
+                raise NonFiniteError(f"the loss of batch {index} is {total.item()}{self._which_term(outputs, batch)}.")
         return Evaluated(index, batch, outputs, total, terms)
 
     def judge(self, outputs: Any, batch: Any) -> tuple[Tensor, float]:
@@ -135,7 +137,8 @@ class Objective:
         if not isinstance(total, Tensor) or total.ndim != 0 or not total.is_floating_point():
             shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__  # pyright: ignore
             raise LossError(f"the sum of the loss must be a scalar floating-point tensor, got {shape}. {RECIPE}")
-        count = float(terms)  # pyright: ignore[reportUnknownArgumentType]
+        with unrecorded():
+            count = float(terms)  # pyright: ignore[reportUnknownArgumentType]
         if not math.isfinite(count) or count < 0:
             raise LossError(f"the number of terms must be finite and not negative, got {count}. {RECIPE}")
         return total, count

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from evolute.engine import linear_maps
+from evolute.engine.narrow import Window
 from evolute.engine.objective import Objective
 from evolute.engine.plan import Plan
-from evolute.engine.products import MakeMap, Products, Window
+from evolute.engine.products import MakeMap, Products
 from evolute.errors import ModelError
 from evolute.linop.algebra import Block
 from evolute.linop.operator import LinearOperator, SymmetricOperator
@@ -48,9 +49,7 @@ class CurvatureOperator(SymmetricOperator):
 
     def apply_rows(self, rows: Tensor) -> Tensor:
         with torch.inference_mode(False):
-            out = torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device)
-            self._products(self.space.views(rows), self.space.views(out))
-        return out
+            return self._products(self.space.views(rows), self.space)
 
     def block(self, rows: Select, cols: Select) -> LinearOperator:
         return CurvatureBlock.of(self, self.space.resolve(rows), self.space.resolve(cols))
@@ -60,9 +59,7 @@ class CurvatureOperator(SymmetricOperator):
         source, target = cols.smallest(), rows.smallest()
         window = Window(self._places(source), self._places(target))
         with torch.inference_mode(False):
-            out = torch.zeros((len(vectors), target.parent.size), dtype=vectors.dtype, device=vectors.device)
-            self._products(source.parent.views(source.put(vectors)), target.parent.views(out), window)
-            return target.take(out)
+            return target.take(self._products(source.parent.views(source.put(vectors)), target.parent, window))
 
     def _places(self, selection: Selection) -> tuple[int, ...]:
         order = {name: place for place, name in enumerate(self.space.shapes)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,29 +12,24 @@ import torch
 from torch import Tensor
 
 from evolute.engine.checks import Point, check_finite_product, check_product, check_replay, explained
+from evolute.engine.guards import random_state_kept
 from evolute.engine.linear_maps import LinearMap, Pieces
-from evolute.engine.narrow import narrowed
+from evolute.engine.narrow import Window, narrowed
 from evolute.engine.objective import Evaluated, Objective
 from evolute.engine.plan import Plan, budget_of, nbytes, room_to_record
 from evolute.engine.program import compile_tape
+from evolute.engine.recompute import Recipes
 from evolute.engine.simplify import simplify
 from evolute.engine.tape import Recorder, Tape, Unrecordable
 from evolute.engine.vectorise import vectorised
 from evolute.errors import CurvatureWarning
+from evolute.linop.space import Space
 
 MakeMap = Callable[[Objective, Evaluated], LinearMap]
 Run = Callable[..., Sequence[Tensor | None]]
 
 WORKING_SET = {"cpu": 8 << 20, "cuda": 256 << 20}  # bytes of one intermediate up to which more vectors at once pay
 NARROWEST, WIDEST = 2, 32  # vectors at once: one by one below, and nothing saved by more
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which parameters a product reads and which it writes: a block of the operator, by position of parameter."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass
@@ -58,18 +54,21 @@ class Products:
         self.plan: Plan | None = None
         self._block, self._terms = 1, 0.0
         self._notes: list[str] = []
+        self.recipes = Recipes(objective, make, self.full)
         self._point = Point(objective)
 
-    def __call__(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window | None = None) -> None:
-        """Out += A pieces: one (k, *shape) for each input, and for each output (zeroed), of the window."""
+    def __call__(self, pieces: Sequence[Tensor], space: Space, window: Window | None = None) -> Tensor:
+        """A pieces, (k, size of the space): one (k, *shape) for each input of the window."""
         self._point.check()
         plan, window = self.prepared(), window or self.full
+        result = torch.zeros((len(pieces[0]), space.size), dtype=space.dtype, device=space.device)
+        out = space.views(result)
         for kept in self.kept.values():
             self._replay(kept, pieces, out, window)
         if plan.kept < plan.batches:
-            self._recompute(pieces, out, window)
-        for each in out:
-            each.div_(self.objective.normaliser(self._terms))
+            for index in self._recompute(pieces, out, window):
+                check_finite_product(index, [result])
+        return result.div_(self.objective.normaliser(self._terms))
 
     @property
     def block(self) -> int:
@@ -90,23 +89,27 @@ class Products:
         kept, terms, count = dict[int, Kept](), 0.0, 0
         with self.objective.running():
             for index, batch in self.objective.batches:
-                room = room_to_record(self.objective, index, batch) and spent < budget
+                room = room_to_record(self.objective, index, batch)
                 with explained(index):
                     each = self.objective.evaluate_one(index, batch)
                 count, terms = count + 1, terms + each.terms
-                one, names = self._keep(each) if room else (None, self._used(each))
+                one, names = self._keep(each) if room and spent < budget else (None, self._used(each))
+                del each
                 used |= names
                 if one is not None and spent + one.nbytes <= budget:
                     kept[index], spent = one, spent + one.nbytes
                 elif one is not None:
                     budget = spent  # the first that does not fit ends it: later batches are not tried
+                one = None
+                if room and index not in kept:
+                    self.recipes.learn(index, batch, (self._probe(0), self._probe(1)))
         self.objective.note_used(used)
         self.objective.normaliser(terms)
         self.kept, self._terms = kept, terms
         self._block = min((_width(one.tape, self.objective.space.device) for one in kept.values()), default=1)
         while self._block > 1 and self._block * spent > budget_of(self.objective):
             self._block //= 2  # a program for k vectors may keep its constants k times
-        notes = tuple(dict.fromkeys(self._notes))
+        notes = (*dict.fromkeys(self._notes), *self.recipes.notes)
         return Plan(count, len(kept), spent, budget_of(self.objective), self._block, notes)
 
     def _used(self, each: Evaluated) -> set[str]:
@@ -194,7 +197,7 @@ class Products:
     def _program(self, kept: Kept, window: Window, width: int) -> Run:
         if (window, width) not in kept.programs:
             assert kept.tape is not None
-            tape = kept.tape if window == self.full else narrowed(kept.tape, window.inputs, window.outputs)
+            tape = kept.tape if window == self.full else narrowed(kept.tape, window)
             tape = tape if width == 1 else self._batched(tape, width, window)
             kept.programs[window, width] = _picked(compile_tape(tape), window.outputs)
         return kept.programs[window, width]
@@ -205,17 +208,28 @@ class Products:
             tape, [probe[i].unsqueeze(0).expand(width, *probe[i].shape).contiguous() for i in window.inputs]
         )
 
-    def _recompute(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> None:
-        """The primal pass anew, once for all the vectors."""
-        with self.objective.running():
+    def _recompute(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> Generator[int]:
+        """The primal pass anew, once for all the vectors; yields the number of each batch when it is added."""
+        with random_state_kept():
             for index, batch in self.objective.batches:
                 if index not in self.kept:
-                    with explained(index):
-                        linear = self.make(self.objective, self.objective.evaluate_one(index, batch))
+                    with self._computed(index, batch, window) as function, explained(index):
                         for row in range(len(pieces[0])):
-                            values = self._cast(pieces, row, window)
-                            _add(out, row, self._through_graph(linear.function, window, values))
-                    check_finite_product(index, out)
+                            _add(out, row, function(*self._cast(pieces, row, window)))
+                    yield index
+
+    @contextmanager
+    def _computed(self, index: int, batch: Any, window: Window) -> Generator[Run]:
+        """The product with one batch: by its recipe if there is one, else by autograd."""
+        recipe = self.recipes.of(batch)
+        if recipe is not None:
+            with torch.no_grad():
+                yield recipe.bound(batch, window)
+            return
+        with self.objective.running():
+            with explained(index):
+                linear = self.make(self.objective, self.objective.evaluate_one(index, batch))
+            yield lambda *values: self._through_graph(linear.function, window, list(values))
 
 
 def _picked(run: Run, places: Sequence[int]) -> Callable[..., list[Any]]:

@@ -57,14 +57,14 @@ class _Writer:
             gone = [f"v{var.index}" for var in gone if last.get(var) != len(self.tape.steps)]
             if gone:
                 self.lines.append("del " + ", ".join(sorted(gone)))
-        inputs = ", ".join(f"v{var.index}" for var in self.tape.inputs)
+        inputs = ", ".join(f"v{var.index}" for var in (*self.tape.inputs, *self.tape.held))
         outputs = ", ".join("None" if var is None else f"v{var.index}" for var in self.tape.outputs)
         return f"def run({inputs}):\n    " + "\n    ".join([*self.lines, f"return [{outputs}]"]) + "\n"
 
     def _last_uses(self) -> dict[Var, int]:
         last = {var: number for number, step in enumerate(self.tape.steps) for var in step.inputs()}
         end = len(self.tape.steps)
-        return last | dict.fromkeys((*self.tape.inputs, *filter(None, self.tape.outputs)), end)
+        return last | dict.fromkeys((*self.tape.inputs, *self.tape.held, *filter(None, self.tape.outputs)), end)
 
     def _step(self, step: Step) -> None:
         if step.op is accumulate:

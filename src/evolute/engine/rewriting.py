@@ -39,24 +39,34 @@ def drop_dead(tape: Tape) -> Tape:
     for step in reversed(tape.steps):
         if any(out in needed for out in step.outs if out is not None):
             needed.update(step.inputs())
-            step.outs = tuple(out if out in needed else None for out in step.outs) if step.many else step.outs
-            kept.append(step)
-    return Tape(tape.inputs, kept[::-1], tape.outputs, tape.meta)
+            kept.append(_only(step, needed) if step.many else step)
+    return tape.but(steps=kept[::-1])
+
+
+def _only(step: Step, needed: set[Var]) -> Step:
+    """Only the results that are needed, and where an operation can be told so, only these are computed."""
+    step.outs = tuple(out if out in needed else None for out in step.outs)
+    if step.op is aten.native_layer_norm_backward.default:
+        step.args = *step.args[:-1], [out is not None for out in step.outs]
+    return step
 
 
 def rename(tape: Tape, steps: list[Step], names: dict[Var, Var]) -> Tape:
-    return Tape(tape.inputs, steps, tuple(None if v is None else names.get(v, v) for v in tape.outputs), tape.meta)
+    return tape.but(steps=steps, outputs=tuple(None if v is None else names.get(v, v) for v in tape.outputs))
 
 
 def with_names(step: Step, names: dict[Var, Var]) -> Step:
     args, kwargs = replaced(
         (step.args, step.kwargs), lambda leaf: names.get(leaf, leaf) if isinstance(leaf, Var) else leaf
     )
-    return Step(step.op, args, kwargs, step.outs, step.many)
+    return step.but(args, kwargs)
 
 
-def drop_noops(tape: Tape) -> Tape:
-    """x.detach(), x + 0, x.view(its own shape), t(t(x)), view(view(x)) and repetitions are names of what is there."""
+def drop_noops(tape: Tape, fixed: Callable[[Tensor], bool] = lambda _: True) -> Tape:
+    """x.detach(), x + 0, 1 ⊙ x, x.view(its own shape), t(t(x)), view(view(x)), repetitions: what is there already.
+
+    `fixed` says of which constants the numbers may be looked at.
+    """
     names: dict[Var, Var] = {}
     made: dict[Var, Step] = {}
     seen: dict[Any, Var] = {}
@@ -64,7 +74,7 @@ def drop_noops(tape: Tape) -> Tape:
     for old in tape.steps:
         step = with_names(old, names)
         step = _shorter(step, made, tape)
-        same = _noop(step, made, tape) if not step.many else None
+        same = _noop(step, made, tape, fixed) if not step.many else None
         same = same or (seen.get(_key(step)) if not step.many else None)
         if same is not None:
             names[step.out] = same
@@ -95,10 +105,12 @@ def _shorter(step: Step, made: dict[Var, Step], tape: Tape) -> Step:
     return step
 
 
-def _noop(step: Step, made: dict[Var, Step], tape: Tape) -> Var | None:
+def _noop(step: Step, made: dict[Var, Step], tape: Tape, fixed: Callable[[Tensor], bool]) -> Var | None:
     first = step.args[0] if step.args else None
     if step.op is aten.add.Tensor:
-        return _plus_zero(step, tape)
+        return _unchanged(step, tape, 0, fixed)
+    if step.op is aten.mul.Tensor:
+        return _unchanged(step, tape, 1, fixed)
     if not isinstance(first, Var):
         return None
     source, result = tape.meta[first], tape.meta[step.out]
@@ -121,12 +133,13 @@ def _axes(step: Step, meta: Meta) -> set[int]:
     return {axis % len(meta.shape) for axis in step.args[1:3]}
 
 
-def _plus_zero(step: Step, tape: Tape) -> Var | None:
+def _unchanged(step: Step, tape: Tape, neutral: int, fixed: Callable[[Tensor], bool]) -> Var | None:
+    """X where x + 0 or 1 ⊙ x is what the step says."""
     left, right = step.args[0], step.args[1]
     if isinstance(left, Tensor):
         left, right = right, left
-    if not isinstance(left, Var) or not isinstance(right, Tensor):
+    if not isinstance(left, Var) or not isinstance(right, Tensor) or not fixed(right):
         return None
     source, result = tape.meta[left], tape.meta[step.out]
     same = source.shape == result.shape and source.dtype == result.dtype
-    return left if same and not right.any() else None
+    return left if same and not (right != neutral).any() else None

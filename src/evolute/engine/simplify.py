@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from evolute.engine.diagonals import collapse_diagonals
 from evolute.engine.rewriting import drop_dead, drop_noops
 from evolute.engine.sums import gather_sums
 from evolute.engine.tape import Tape
 
 
-def simplify(tape: Tape) -> Tape:
-    """The same linear map in fewer passes over memory."""
-    tape = drop_noops(tape)
+def simplify(tape: Tape, fixed: Callable[[Tensor], bool] = lambda _: True) -> Tape:
+    """The same linear map in fewer passes over memory; `fixed` says of which constants the numbers may be looked at."""
+    tape = drop_noops(tape, fixed)
     tape = drop_dead(tape)
     tape = collapse_diagonals(tape)
     tape = drop_dead(tape)

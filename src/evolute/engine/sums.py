@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def gather_sums(tape: Tape) -> Tape:
     for step in tape.steps:
         if step.many or step.out not in absorbed:
             steps += sums.get(step.out, [step]) if not step.many else [step]
-    return Tape(tape.inputs, steps, tape.outputs, tape.meta)
+    return tape.but(steps=steps)
 
 
 class _Sum:
@@ -149,7 +150,7 @@ class _Sum:
             return var
         for view in views:
             shape = self.tape.meta[view.args[0]].shape
-            out = self.tape.new(Meta(shape, (), self.tape.meta[var].dtype))
+            out = self.tape.new(replace(self.tape.meta[var], shape=shape, stride=()))
             extra.append(Step(*_inverse(view, var, shape), {}, (out,)))
             var = out
         return var

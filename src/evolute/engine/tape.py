@@ -6,8 +6,10 @@ that depend on that vector leaves a short straight-line program; all else in it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,10 +38,11 @@ class Meta:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
     @staticmethod
     def of(tensor: Tensor) -> Meta:
-        return Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        return Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     @property
     def contiguous(self) -> bool:
@@ -79,6 +82,9 @@ class Step:
     outs: tuple[Var | None, ...]
     many: bool = False
 
+    def but(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        return Step(self.op, args, kwargs, self.outs, self.many)
+
     def inputs(self) -> list[Var]:
         return [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Var)]
 
@@ -91,12 +97,19 @@ class Step:
 
 @dataclass(slots=True)
 class Tape:
-    """A straight-line program: inputs → steps → outputs (an output is a Var, or None for zero)."""
+    """A straight-line program: inputs → steps → outputs (an output is a Var, or None for zero).
+
+    `held` are inputs too, which come after the others: what is a constant for the linear map, but not for the data.
+    """
 
     inputs: tuple[Var, ...]
     steps: list[Step] = field(default_factory=list[Step])
     outputs: tuple[Var | None, ...] = ()
     meta: dict[Var, Meta] = field(default_factory=dict[Var, Meta])
+    held: tuple[Var, ...] = ()
+
+    def but(self, **changes: Any) -> Tape:
+        return replace(self, **changes)
 
     def new(self, meta: Meta) -> Var:
         var = Var(len(self.meta))
@@ -113,7 +126,7 @@ class Tape:
 
     def interpret(self, *values: Tensor) -> list[Tensor | None]:
         """Run step by step (the compiled program does the same, faster)."""
-        env: dict[Var, Any] = dict(zip(self.inputs, values, strict=True))
+        env: dict[Var, Any] = dict(zip((*self.inputs, *self.held), values, strict=True))
         for step in self.steps:
             args, kwargs = replaced((step.args, step.kwargs), lambda leaf: env[leaf] if isinstance(leaf, Var) else leaf)
             result = step.op(*args, **kwargs)
@@ -140,6 +153,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if getattr(_here, "unrecorded", False):
+            return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         if written and self.verdict is None:
             return self._mutation(func, args, kwargs, written)
@@ -152,8 +167,12 @@ class Recorder(TorchDispatchMode):
     def finish(self, outputs: Sequence[Tensor | None]) -> Tape:
         if self.verdict is not None:
             raise Unrecordable(self.verdict)
-        self.tape.outputs = tuple(None if out is None else self.vars.get(out) for out in outputs)
+        self.tape.outputs = tuple(None if out is None else self.find(out) for out in outputs)
         return self.tape
+
+    def find(self, tensor: Tensor) -> Var | None:
+        """The name of a tensor; None for a constant."""
+        return self.vars.get(tensor)
 
     def _name(self, tensor: Tensor) -> Var:
         var = self.tape.new(Meta.of(tensor))
@@ -161,7 +180,7 @@ class Recorder(TorchDispatchMode):
         return var
 
     def _replaced(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return replaced((args, kwargs), lambda leaf: self.vars.get(leaf, leaf) if isinstance(leaf, Tensor) else leaf)
+        return replaced((args, kwargs), lambda leaf: self.find(leaf) or leaf if isinstance(leaf, Tensor) else leaf)
 
     def _note(self, func: Any, before: tuple[Any, Any], result: Any) -> None:
         args, kwargs = before
@@ -184,14 +203,13 @@ class Recorder(TorchDispatchMode):
         depends = any(isinstance(leaf, Var) for leaf in leaves(before))
         if depends:
             self.verdict = self._why_not(func, args, written)
-            if self.verdict is None and target not in self.vars:
+            if self.verdict is None and self.find(target) is None:
                 self._create(target)
                 before = self._replaced(args, kwargs)
         result = func(*args, **kwargs)
         if depends and self.verdict is None:
-            self.vars[target] = self.tape.new(Meta.of(target))
             step_args, step_kwargs = before
-            self.tape.steps.append(Step(_functional(func), tuple(step_args), dict(step_kwargs), (self.vars[target],)))
+            self.tape.steps.append(Step(_functional(func), tuple(step_args), dict(step_kwargs), (self._name(target),)))
         return result
 
     def _why_not(self, func: Any, args: Any, written: list[Tensor]) -> str | None:
@@ -201,7 +219,7 @@ class Recorder(TorchDispatchMode):
         storage = target.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
         others = [t for t in self.vars if t is not target and t.untyped_storage()._cdata == storage]
         blank = self.blank.get(target)
-        if others or (target not in self.vars and (blank is None or blank[3] != target._version)):
+        if others or (self.find(target) is None and (blank is None or blank[3] != target._version)):
             return f"{func} writes into a tensor that is seen through several names"
         return None
 
@@ -210,6 +228,19 @@ class Recorder(TorchDispatchMode):
         var = self._name(target)
         kwargs = {"dtype": meta.dtype, "device": device}
         self.tape.steps.append(Step(aten.full.default, (list(meta.shape), fill), kwargs, (var,)))
+
+
+_here = threading.local()
+
+
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """Inside, no recorder sees anything: checks whose outcome is not part of the result."""
+    before, _here.unrecorded = getattr(_here, "unrecorded", False), True
+    try:
+        yield
+    finally:
+        _here.unrecorded = before
 
 
 _BLANKS: dict[Any, float] = {

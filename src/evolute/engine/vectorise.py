@@ -41,7 +41,7 @@ class SharedProduct(torch.autograd.Function):
 def vectorised(tape: Tape, inputs: Sequence[Tensor]) -> Tape:
     """The tape for inputs (k, *shape) instead of (*shape)."""
     live = [place for place, var in enumerate(tape.outputs) if var is not None]
-    shared = Tape(tape.inputs, [_shared(step) for step in tape.steps], tape.outputs, tape.meta)
+    shared = tape.but(steps=[_shared(step) for step in tape.steps])
 
     def run(*values: Tensor) -> list[Any]:
         results = shared.interpret(*values)
