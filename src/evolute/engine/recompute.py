@@ -24,7 +24,7 @@ from evolute.engine.objective import Evaluated, Objective
 from evolute.engine.program import compile_tape
 from evolute.engine.rewriting import drop_dead, drop_noops
 from evolute.engine.simplify import simplify
-from evolute.engine.sums import gather_sums
+from evolute.engine.sums import broadcast_terms, gather_sums
 from evolute.engine.tape import Meta, Recorder, Tape, Unrecordable, Var, leaves, replaced
 
 aten = torch.ops.aten
@@ -154,8 +154,10 @@ class Recipes:
 
     def _compare(self, recipe: Recipe, index: int, batch: Any, probe: Sequence[Tensor]) -> None:
         direct = self._direct(index, batch, probe)
-        with torch.no_grad():
-            run = recipe.bound(batch, self.full)
+
+        def run(*vector: Tensor) -> Sequence[Tensor | None]:
+            return recipe.bound(batch, self.full)(*vector)
+
         check_replay(run, recipe.linear, probe, direct)
         recipe.trials += 1
 
@@ -195,7 +197,7 @@ def _compiled(data: Tape, linear: Tape, window: Window) -> tuple[Run, Run]:
     places = [place for place, var in enumerate(linear.held) if var in used]
     linear = linear.but(held=tuple(linear.held[place] for place in places))
     data = drop_noops(data.but(outputs=tuple(data.outputs[place] for place in places)))
-    data = drop_dead(gather_sums(drop_dead(data)))
+    data = drop_dead(broadcast_terms(gather_sums(drop_dead(data))))
     product = compile_tape(linear)
     return compile_tape(data), lambda *values: _at(product(*values), window.outputs)
 

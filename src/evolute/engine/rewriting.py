@@ -108,9 +108,9 @@ def _shorter(step: Step, made: dict[Var, Step], tape: Tape) -> Step:
 def _noop(step: Step, made: dict[Var, Step], tape: Tape, fixed: Callable[[Tensor], bool]) -> Var | None:
     first = step.args[0] if step.args else None
     if step.op is aten.add.Tensor:
-        return _unchanged(step, tape, 0, fixed)
+        return _unchanged(step, made, tape, 0, fixed)
     if step.op is aten.mul.Tensor:
-        return _unchanged(step, tape, 1, fixed)
+        return _unchanged(step, made, tape, 1, fixed)
     if not isinstance(first, Var):
         return None
     source, result = tape.meta[first], tape.meta[step.out]
@@ -133,13 +133,21 @@ def _axes(step: Step, meta: Meta) -> set[int]:
     return {axis % len(meta.shape) for axis in step.args[1:3]}
 
 
-def _unchanged(step: Step, tape: Tape, neutral: int, fixed: Callable[[Tensor], bool]) -> Var | None:
+def _unchanged(
+    step: Step, made: dict[Var, Step], tape: Tape, neutral: int, fixed: Callable[[Tensor], bool]
+) -> Var | None:
     """X where x + 0 or 1 ⊙ x is what the step says."""
-    left, right = step.args[0], step.args[1]
-    if isinstance(left, Tensor):
-        left, right = right, left
-    if not isinstance(left, Var) or not isinstance(right, Tensor) or not fixed(right):
-        return None
-    source, result = tape.meta[left], tape.meta[step.out]
-    same = source.shape == result.shape and source.dtype == result.dtype
-    return left if same and not (right != neutral).any() else None
+    for kept, other in ((step.args[0], step.args[1]), (step.args[1], step.args[0])):
+        if not isinstance(kept, Var) or not _all(other, neutral, made, fixed):
+            continue
+        source, result = tape.meta[kept], tape.meta[step.out]
+        if source.shape == result.shape and source.dtype == result.dtype:
+            return kept
+    return None
+
+
+def _all(value: Any, number: int, made: dict[Var, Step], fixed: Callable[[Tensor], bool]) -> bool:
+    """Whether each entry is that number: a constant whose numbers may be looked at, or zeros made on the way."""
+    if isinstance(value, Var):
+        return number == 0 and value in made and made[value].op is aten.zeros_like.default
+    return isinstance(value, Tensor) and fixed(value) and not bool((value != number).any())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evolute.engine.diagonals import collapse_diagonals
 from evolute.engine.rewriting import drop_dead, drop_noops
-from evolute.engine.sums import gather_sums
+from evolute.engine.sums import broadcast_terms, gather_sums
 from evolute.engine.tape import Tape
 
 
@@ -19,4 +19,5 @@ def simplify(tape: Tape, fixed: Callable[[Tensor], bool] = lambda _: True) -> Ta
     tape = collapse_diagonals(tape)
     tape = drop_dead(tape)
     tape = gather_sums(tape)
+    tape = broadcast_terms(drop_noops(tape, fixed))
     return drop_dead(tape)

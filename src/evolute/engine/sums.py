@@ -14,6 +14,7 @@ from evolute.engine.tape import Meta, Step, Tape, Var
 
 aten = torch.ops.aten
 
+_WIDENING = RESHAPES | {aten.expand.default}
 _PRODUCTS: dict[Any, str] = {aten.mm.default: "mm", aten.bmm.default: "bmm", aten.mul.Tensor: "mul"}
 _VIEWS = RESHAPES | {aten.t.default, aten.transpose.int, aten.permute.default}
 
@@ -35,6 +36,34 @@ def gather_sums(tape: Tape) -> Tape:
         if step.many or step.out not in absorbed:
             steps += sums.get(step.out, [step]) if not step.many else [step]
     return tape.but(steps=steps)
+
+
+def broadcast_terms(tape: Tape) -> Tape:
+    """A term that was expanded to the shape of the sum is added as it is: a bias becomes part of the matrix product."""
+    made = {step.out: step for step in tape.steps if not step.many}
+    steps = [_narrowest(step, made, tape) if step.op is accumulate else step for step in tape.steps]
+    return tape.but(steps=steps)
+
+
+def _narrowest(step: Step, made: dict[Var, Step], tape: Tape) -> Step:
+    terms = [("add", _unwidened(term[1], made, tape), term[2]) if term[0] == "add" else term for term in step.args]
+    full = any(term[0] != "add" or tape.meta[term[1]].shape == tuple(step.kwargs["shape"]) for term in terms)
+    return step.but(tuple(terms), step.kwargs) if full else step
+
+
+def _unwidened(var: Var, made: dict[Var, Step], tape: Tape) -> Var:
+    """B where var = expand(reshape(b)) and b broadcasts to the same."""
+    while var in made and made[var].op in _WIDENING and isinstance(made[var].args[0], Var):
+        source, result = tape.meta[made[var].args[0]].shape, tape.meta[var].shape
+        if len(source) > len(result) or (made[var].op in RESHAPES and _unled(source) != _unled(result)):
+            break
+        var = made[var].args[0]
+    return var
+
+
+def _unled(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the ones in front."""
+    return _unled(shape[1:]) if shape[:1] == (1,) else shape
 
 
 class _Sum:
