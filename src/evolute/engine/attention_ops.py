@@ -96,8 +96,7 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     if u.dim() == 4:
         return tuple(map(_one, _backward(u.unsqueeze(0), q, k, v, mask, out, lse, P, dS, causal, scale, wanted)))
-    steep = mask is not None and mask.is_floating_point() and bool((lse < _STEEP).any())
-    if P is None and _has_fused(q, v) and "m" not in wanted and not steep:
+    if P is None and _has_fused(q, v) and "m" not in wanted and not _steep(mask, lse):
         return *_fused_backward(u, q, k, v, mask, out, lse, causal, scale), q.new_empty(0)
     return _filled(streaming.backward(u, q, k, v, mask, Rule(causal, scale), wanted, P, dS), q)
 
@@ -139,6 +138,10 @@ def _second_order(
 
 def _has_fused(q: Tensor, v: Tensor) -> bool:
     return q.device.type == "cpu" and q.shape[-1] == v.shape[-1]
+
+
+def _steep(mask: Slot, lse: Tensor) -> bool:
+    return mask is not None and mask.is_floating_point() and bool((lse < _STEEP).any())
 
 
 def _additive(mask: Slot, q: Tensor, k: Tensor) -> Slot:

@@ -17,7 +17,7 @@ from evolute.engine.attention_scores import Five, Rule, Shape, Slot, probabiliti
 # Measured on two cores with 1 MB of cache each: long matrix products, but little that a causal row cannot see.
 ROWS = (64, 128)  # rows in a tile: a quarter of all, within these bounds
 TILE = 1 << 19  # scores in a tile, as far as its rows allow: the buffers stay in the cache
-ELSEWHERE = 16  # times as many where a call costs more than a miss: on anything but a CPU
+ELSEWHERE, TALLER = 16, 4  # times as many scores and rows where a call costs more than a miss: on anything but a CPU
 VECTORS = 1 << 18  # scores up to which vectors go together: beyond, rearranging them costs more than more calls
 
 
@@ -72,7 +72,8 @@ class Work:
         self.q = self.rows(torch.mul(_working(q), rule.scale, out=scaled).unsqueeze(0))
         self.k, self.v = (self.columns(each.unsqueeze(0)).squeeze(1) for each in (k, v))
         self.mask = None if mask is None else self.shape.split(mask)
-        self.spots = spots(self.shape, rule.causal, TILE if q.device.type == "cpu" else ELSEWHERE * TILE, ROWS)
+        more, taller = (1, 1) if q.device.type == "cpu" else (ELSEWHERE, TALLER)
+        self.spots = spots(self.shape, rule.causal, more * TILE, (taller * ROWS[0], taller * ROWS[1]))
         self.largest = max(spot.size for spot in self.spots)
         self.pool: dict[int, Tensor] = {}
 

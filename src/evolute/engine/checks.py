@@ -24,11 +24,11 @@ class Point:
     """
 
     def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+        self.objective, self.late = objective, Late()
         self.versions, self.norms = self._versions(), self._norms()
 
     def check(self) -> None:
-        if self.versions != self._versions() or not torch.equal(self.norms, self._norms()):
+        if self.versions != self._versions() or self.late((self.norms != self._norms()).any()):
             raise ModelError(
                 "the parameters or buffers have changed since this operator was made, and an operator belongs to one "
                 "point. Make a new one, which is cheap: ev.Hessian(objective)."
@@ -42,6 +42,24 @@ class Point:
         with torch.no_grad():
             norms = torch._foreach_norm(list(self.objective.parameters.values()))  # pyright: ignore
             return torch.stack([norm.double() for norm in norms]).nan_to_num()
+
+
+class Late:
+    """Whether a flag is up. On a GPU it is read when it has arrived, some products later: the host does not wait."""
+
+    def __init__(self) -> None:
+        self.on_the_way: list[tuple[torch.cuda.Event, Tensor]] = []
+
+    def __call__(self, flag: Tensor) -> bool:
+        if flag.device.type != "cuda":
+            return bool(flag)
+        host, event = torch.empty((), dtype=torch.bool, pin_memory=True), torch.cuda.Event()
+        host.copy_(flag, non_blocking=True)
+        event.record()
+        self.on_the_way.append((event, host))
+        here = [host for event, host in self.on_the_way if event.query()]
+        self.on_the_way = self.on_the_way[len(here) :]
+        return any(map(bool, here))
 
 
 @contextmanager
