@@ -27,7 +27,13 @@ def kron(*factors: Tensor) -> Tensor:
     >>> kron(torch.ones(2, 3), torch.ones(4, 5), torch.ones(1, 2)).shape
     torch.Size([8, 30])
     """
-    return reduce(torch.kron, [A.contiguous() for A in factors])
+    return reduce(_kron, factors)
+
+
+def _kron(A: Tensor, B: Tensor) -> Tensor:
+    """By hand: `torch.kron` refuses some transposes of vectors."""
+    (m, n), (p, q) = A.shape, B.shape
+    return (A[:, None, :, None] * B[None, :, None, :]).reshape(m * p, n * q)
 
 
 def commutation(m: int, n: int) -> Tensor:
