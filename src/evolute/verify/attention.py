@@ -17,7 +17,12 @@ PLACE = {"Q": 0, "K": 1, "V": 2}
 def sample(draw: Sampler) -> SelfAttention:
     """L from 2 to 4, d_V from 2 to 4, d_K from 1 to 4."""
     L, d_V, d_K = draw.integer(2, 4), draw.integer(2, 4), draw.integer(1, 4)
-    W_Q, W_K, W_V = draw.normal(d_V, d_K), draw.normal(d_V, d_K), draw.normal(d_V, d_V)
+    return with_sizes(draw, L, d_V, d_K)
+
+
+def with_sizes(draw: Sampler, L: int, d_V: int, d_K: int) -> SelfAttention:
+    """Weights of variance 1/d_V: rows of A that are neither flat nor one-hot."""
+    W_Q, W_K, W_V = (draw.normal(d_V, columns) / d_V**0.5 for columns in (d_K, d_K, d_V))
     return SelfAttention(draw.normal(L, d_V), W_Q, W_K, W_V, draw.normal(L, d_V))
 
 
