@@ -88,7 +88,10 @@ def test_the_bulk_comes_d_K_minus_one_times_on_either_side(d_K: int) -> None:
     point = ev.calculus.scalar_attention(q, k, 1.3, x, y)
     values = torch.linalg.eigvalsh(point.hessian)
     for sign in (1, -1):
-        assert int(torch.isclose(values, torch.tensor(sign * point.spectrum.bulk, dtype=torch.float64), rtol=1e-9).sum()) == d_K - 1
+        assert (
+            int(torch.isclose(values, torch.tensor(sign * point.spectrum.bulk, dtype=torch.float64), rtol=1e-9).sum())
+            == d_K - 1
+        )
     assert point.spectrum.multiplicity == d_K - 1 and point.spectrum.outliers.shape == (3,)
     assert int((torch.linalg.eigvalsh(point.gauss_newton).abs() > 1e-12).sum()) == 2
 

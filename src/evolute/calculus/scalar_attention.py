@@ -43,7 +43,7 @@ class Spectrum:
 
     @property
     def condition_number(self) -> float:
-        """max |λ| / min |λ|; infinite when an eigenvalue is zero."""
+        """‖H‖‖H⁻¹‖ = max |λ| / min |λ|; infinite when an eigenvalue is zero."""
         size = self.eigenvalues.abs()
         return float(size.max() / size.min()) if size.min() > 0 else float("inf")
 
@@ -120,11 +120,11 @@ class ScalarAttention:
         k = len(self.w_Q)
         slope, last = (self.w_Q.new_zeros(2 * k + 1) for _ in range(2))
         slope[:k], slope[k:-1], last[-1] = self.w_K, self.w_Q, 1.0
-        H = d.ss * torch.outer(slope, slope) + d.vv * torch.outer(last, last)
-        H += d.vs * (torch.outer(slope, last) + torch.outer(last, slope))
-        H[:k, k:-1] += d.s * torch.eye(k, dtype=H.dtype)
-        H[k:-1, :k] += d.s * torch.eye(k, dtype=H.dtype)
-        return H
+        mixed = d.vs * torch.outer(slope, last)
+        out = d.ss * torch.outer(slope, slope) + mixed + mixed.T + d.vv * torch.outer(last, last)
+        out[:k, k:-1] += d.s * torch.eye(k, dtype=out.dtype)
+        out[k:-1, :k] += d.s * torch.eye(k, dtype=out.dtype)
+        return out
 
 
 Values = Tensor | Sequence[float] | Sequence[Sequence[float]]

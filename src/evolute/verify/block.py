@@ -17,7 +17,9 @@ LABEL = {"Q": "Q", "K": "K", "V": "V", "1": "W1", "2": "W2"}
 def sample(draw: Sampler) -> Block:
     """L from 2 to 3, d_V from 3 to 4, d_K from 1 to 3, f from 2 to 5."""
     L, d_V, d_K, f = draw.integer(2, 3), draw.integer(3, 4), draw.integer(1, 3), draw.integer(2, 5)
-    return Block(attention.with_sizes(draw, L, d_V, d_K), draw.normal(d_V, f), draw.normal(f, d_V), draw.choice(1e-5, 0.1))
+    return Block(
+        attention.with_sizes(draw, L, d_V, d_K), draw.normal(d_V, f), draw.normal(f, d_V), draw.choice(1e-5, 0.1)
+    )
 
 
 def weights(b: Block) -> tuple[Tensor, ...]:

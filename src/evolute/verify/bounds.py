@@ -62,8 +62,11 @@ def _corrected(a: SelfAttention) -> Tensor:
 
 def _block_loss(b: Block) -> Tensor:
     Z = of_block.forward(b)
-    f = lambda *w: torch.nn.functional.mse_loss(Z(*w), b.attention.Y)  # noqa: E731
-    return _number(norm(oracle.hessian(f, of_block.weights(b))))
+
+    def loss(*w: Tensor) -> Tensor:
+        return torch.nn.functional.mse_loss(Z(*w), b.attention.Y)
+
+    return _number(norm(oracle.hessian(loss, of_block.weights(b))))
 
 
 def _block_statement(name: str, says: str, closed: Callable[[Block], float]) -> Statement[Block]:
@@ -104,7 +107,9 @@ register(
         "Theorem 6 · ‖H‖", "≤ 5 max of the block bounds", lambda b: bounds.whole_by_count(bounds.block_loss_bounds(b))
     ),
     _block_statement(
-        "Theorem 6 · ‖H‖, tighter", "≤ ‖[b_ij]‖, the matrix of bounds", lambda b: bounds.whole(bounds.block_loss_bounds(b))
+        "Theorem 6 · ‖H‖, tighter",
+        "≤ ‖[b_ij]‖, the matrix of bounds",
+        lambda b: bounds.whole(bounds.block_loss_bounds(b)),
     ),
     _erratum("‖H_o(V,V)‖", "≤ 2‖X‖²/(L d_V)", counterexamples.one_token_that_all_look_at, bounds.outer_vv, _vv),
     _erratum(
@@ -113,5 +118,19 @@ register(
         counterexamples.ten_tokens_that_look_at_two,
         bounds.outer_vq,
         _vq,
+    ),
+    _erratum(
+        "‖H_o(V,V)‖_F",
+        "≤ 2‖X‖²_F/(L d_V), every norm a Frobenius norm",
+        counterexamples.one_token,
+        bounds.outer_vv_frobenius,
+        lambda a: attention.outer(a, "V", "V").norm(),
+    ),
+    _erratum(
+        "‖H‖",
+        "≤ the maximum of the block bounds",
+        counterexamples.orthogonal_tokens,
+        lambda a: bounds.whole_by_maximum(_corrected(a)),
+        _whole,
     ),
 )

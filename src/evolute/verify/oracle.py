@@ -25,7 +25,9 @@ def second(f: Function, at: Sequence[Tensor], i: int, j: int) -> Tensor:
         moved = _with(at, j, w_j)
         return _jacobian(lambda w_i: f(*_with(moved, i, w_i)), moved[i])
 
-    return _tensor(functional.jacobian(lambda w: slope(w).reshape(-1), at[j], vectorize=True)).reshape(-1, at[j].numel())
+    return _tensor(functional.jacobian(lambda w: slope(w).reshape(-1), at[j], vectorize=True)).reshape(
+        -1, at[j].numel()
+    )
 
 
 def hessian(f: Function, at: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a statement; seconds are for one problem, `worst_seed` draws the one of the largest error."""
+    """What became of a statement: seconds are medians of trials; `worst_seed` draws the one of the largest error."""
 
     name: str
     says: str
@@ -48,7 +49,7 @@ class _Trial:
     note: str = ""
 
 
-def run(statements: Sequence[Statement[Any]], *, seed: int = 0, trials: int = 3) -> Iterator[Outcome]:
+def run(statements: Sequence[Statement[Any]], *, seed: int = 0, trials: int = 10) -> Iterator[Outcome]:
     """One outcome after the other. A statement draws the same problems whichever others are run beside it."""
     for statement in statements:
         yield _summary(statement, [_trial(statement, _seed(statement.name, seed, i)) for i in range(trials)])
@@ -98,7 +99,7 @@ def _summary(statement: Statement[Any], trials: list[_Trial]) -> Outcome:
         tolerance=statement.tolerance,
         holds=worst.error <= statement.tolerance,
         worst_seed=worst.seed,
-        closed_seconds=sum(trial.closed_seconds for trial in trials) / len(trials),
-        oracle_seconds=sum(trial.oracle_seconds for trial in trials) / len(trials),
+        closed_seconds=median(trial.closed_seconds for trial in trials),
+        oracle_seconds=median(trial.oracle_seconds for trial in trials),
         note=worst.note,
     )

@@ -1,4 +1,4 @@
-"""Scalar self-attention: its spectrum in closed form against the eigenvalues of the matrix by automatic differentiation."""
+"""Scalar self-attention: its spectrum in closed form against eigenvalues by automatic differentiation."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def kron(*factors: Tensor) -> Tensor:
 
 def _kron(A: Tensor, B: Tensor) -> Tensor:
     """By hand: `torch.kron` refuses some transposes of vectors."""
-    (m, n), (p, q) = A.shape, B.shape
-    return (A[:, None, :, None] * B[None, :, None, :]).reshape(m * p, n * q)
+    products = A[:, None, :, None] * B[None, :, None, :]
+    return products.reshape(A.shape[0] * B.shape[0], A.shape[1] * B.shape[1])
 
 
 def commutation(m: int, n: int) -> Tensor:
@@ -55,11 +55,6 @@ def khatri_rao(*blocks: Tensor) -> Tensor:
     return torch.cat([kron(*row) for row in zip(*blocks, strict=True)])
 
 
-def block_diagonal(A: Tensor) -> Tensor:
-    """diag(A_1, …, A_L)."""
-    return torch.block_diag(*A)
-
-
 def spread(m: int, n: int, p: int, q: int) -> Tensor:
     """vec_r(A ⊗ B) = (I_m ⊗ K_{p,n} ⊗ I_q)(vec_r A ⊗ vec_r B), for A ∈ R^{m×n}, B ∈ R^{p×q}.
 
@@ -72,14 +67,14 @@ def spread(m: int, n: int, p: int, q: int) -> Tensor:
 
 def by_left(m: int, n: int, B: Tensor) -> Tensor:
     """∂ vec_r(A ⊗ B)/∂ vec_r(A), A ∈ R^{m×n}."""
-    return spread(m, n, *B.shape) @ kron(eye(m * n), vec(B))
+    return spread(m, n, B.shape[0], B.shape[1]) @ kron(eye(m * n), vec(B))
 
 
 def by_right(A: Tensor, p: int, q: int) -> Tensor:
     """∂ vec_r(A ⊗ B)/∂ vec_r(B), B ∈ R^{p×q}."""
-    return spread(*A.shape, p, q) @ kron(vec(A), eye(p * q))
+    return spread(A.shape[0], A.shape[1], p, q) @ kron(vec(A), eye(p * q))
 
 
 def norm(A: Tensor) -> float:
     """‖A‖: the largest singular value."""
-    return float(torch.linalg.matrix_norm(A, 2)) if A.numel() else 0.0
+    return float(torch.linalg.matrix_norm(A.detach(), 2)) if A.numel() else 0.0

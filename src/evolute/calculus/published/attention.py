@@ -163,7 +163,7 @@ def functional_vq(a: SelfAttention) -> Tensor:
 
 
 def functional_qk(a: SelfAttention) -> Tensor:
-    """H_f(Q,K) = 2/(L d_V d_K) R (I_L ⊗ W_Vᵀ ⊗ I ⊗ W_Kᵀ) Z2 (W_Q ⊗ I) K_{d_K,d_V} + the term below."""
+    """H_f(Q,K) = 2/(L d_V d_K) R (I_L ⊗ W_Vᵀ ⊗ I ⊗ W_Kᵀ) Z2 (W_Q ⊗ I) K  +  `functional_qk_second`."""
     return a.scale / a.d_K * a.R(a.d_V * a.d_K) @ _weights(a) @ a.Z2 @ by_k(a) + functional_qk_second(a)
 
 

@@ -37,6 +37,11 @@ def outer_vv(a: SelfAttention) -> float:
     return a.scale * norm(a.X) ** 2
 
 
+def outer_vv_frobenius(a: SelfAttention) -> float:
+    """2‖X‖²_F/(L d_V): the same with Frobenius norms on both sides. Too small: ⊗ I_{d_V} multiplies them by √d_V."""
+    return a.scale * float(a.X.norm()) ** 2
+
+
 def outer_qq(a: SelfAttention) -> float:
     """2‖W‖⁴‖X‖⁶/(L d_V d_K), for H_o(Q,K) too."""
     return a.scale / a.d_K * weight(a) ** 4 * norm(a.X) ** 6
@@ -100,12 +105,12 @@ def block_bounds(a: SelfAttention, outer: dict[str, Bound]) -> Tensor:
 
 
 def whole_by_maximum(blocks: Tensor) -> float:
-    """max b_ij, one published form. Wrong: already [[1, 1], [1, 1]], of 1×1 blocks, has norm 2."""
+    """‖H‖ ≤ max b_ij, one published form. Wrong for any b: [[1, 1], [1, 1]], of blocks 1 × 1, has norm 2."""
     return float(blocks.max())
 
 
 def whole_by_count(blocks: Tensor) -> float:
-    """m · max b_ij for m × m blocks, the other published form: 3·max for Q, K, V, 5·max for the block."""
+    """‖H‖ ≤ m · max b_ij for m × m blocks, the other published form: 3·max for Q, K, V, 5·max for the block."""
     return len(blocks) * float(blocks.max())
 
 
@@ -123,7 +128,10 @@ def layernorm_jacobian(X: Tensor, eps: float = 0.0) -> float:
 
 
 def layernorm_hessian(X: Tensor, eps: float = 0.0) -> float:
-    """‖∂²LN‖ ≤ (2√d + √(d(d−1)))/(d σ_min²), of the (L d)² × L d matrix: −[z (Jv)ᵀ + (Jv) zᵀ + (z·v) J]/(σ d), ‖z‖ ≤ √d."""
+    """‖∂²LN‖ ≤ (2 + √(d−1))/(√d σ_min²), of the (L d)² × L d matrix.
+
+    Along v it is −[z (Jv)ᵀ + (Jv) zᵀ + (z·v) J]/(σ d); ‖z‖ ≤ √d, ‖Jv‖ ≤ 1/σ and ‖J‖_F ≤ √(d−1)/σ.
+    """
     d = X.shape[1]
     return (2 + (d - 1) ** 0.5) / d**0.5 * layernorm_jacobian(X, eps) ** 2
 

@@ -16,10 +16,12 @@ def one_token_that_all_look_at() -> SelfAttention:
     return SelfAttention(X, _matrix([10.0]), _matrix([10.0]), _matrix([1.0]), torch.zeros_like(X))
 
 
-def fixed_by_its_targets() -> SelfAttention:
-    """The same, with a small W_V and Y = F, so that no other block can carry the maximum.       [max of blocks]"""
-    a = one_token_that_all_look_at()
-    return SelfAttention(a.X, a.W_Q, a.W_K, 1e-3 * a.W_V, a.A @ a.X * 1e-3)
+def orthogonal_tokens() -> SelfAttention:
+    """X = I_2, every weight of norm 1 and every block bound 1/2, yet ‖H‖ = 0.75; Y = F.           [max of blocks]"""
+    X, h = torch.eye(2, dtype=torch.float64), 0.5**0.5
+    W_Q, W_K, W_V = _matrix([h], [h]), _matrix([h], [-h]), _matrix([h, 0.0], [-h, 0.0])
+    a = SelfAttention(X, W_Q, W_K, W_V, 0 * X)
+    return SelfAttention(X, W_Q, W_K, W_V, a.F)
 
 
 def ten_tokens_that_look_at_two(L: int = 12, size: float = 6.0) -> SelfAttention:

@@ -69,5 +69,3 @@ def functional(a: SelfAttention, i: str, j: str) -> Tensor:
 def hessian(a: SelfAttention) -> Tensor:
     """H = [H_o(i,j) + H_f(i,j)] over Q, K, V."""
     return torch.cat([torch.cat([outer(a, i, j) + functional(a, i, j) for j in GROUPS], 1) for i in GROUPS])
-
-

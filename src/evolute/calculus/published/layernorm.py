@@ -1,7 +1,7 @@
 """LayerNorm, Theorems 2 and 3: LN(X) = P(X) M(X), M the centring, P = diag(1/σ_i), σ_i² = mean(M_i²) + ε.
 
-    J = (P ⊗ I) G + (I ⊗ Mᵀ) ∂P                 (product rule; G = ∂M = I_L ⊗ (I − 11ᵀ/d))
-    H = ∂ vec_r(J)/∂X from ∂²P and ∂P, since ∂²M = 0
+By the product rule J = (P ⊗ I) G + (I ⊗ Mᵀ) ∂P, with G = ∂M = I_L ⊗ (I − 11ᵀ/d); and H = ∂ vec_r(J)/∂X from ∂²P and ∂P,
+since ∂²M = 0.
 """
 
 import torch
@@ -71,7 +71,7 @@ def _on_the_diagonal(L: int) -> Tensor:
 
 
 def _own_token(blocks: Tensor) -> Tensor:
-    """(L, d, d) second derivatives of p_i along token i, as rows (i, (t,a)) and columns (s,b): zero unless i = t = s."""
+    """(L, d, d) second derivatives of p_i along token i, in rows (i, (t,a)), columns (s,b): zero unless i = t = s."""
     L, d, _ = blocks.shape
     out = torch.zeros(L, L, d, L, d, dtype=blocks.dtype)
     here = torch.arange(L)
