@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,9 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _with_json_file(arguments: list[str]) -> list[str]:
     """`--json` alone writes to standard output, as `--json -` does."""
-    following = [*arguments[1:], "--"]
-    pairs = ([a, "-"] if a == "--json" and _is_option(b) else [a] for a, b in zip(arguments, following, strict=True))
-    return [argument for pair in pairs for argument in pair]
+    out: list[str] = []
+    for argument, following in zip_longest(arguments, arguments[1:]):
+        alone = argument == "--json" and (following is None or _is_option(following))
+        out += ["--json", "-"] if alone else [argument]
+    return out
 
 
 def _is_option(argument: str) -> bool:

@@ -1,6 +1,6 @@
 """Every closed form against automatic differentiation: what `evolute verify` runs."""
 
-from evolute.verify import attention, block, bounds, layernorm, scalar  # each registers its statements
+from evolute.verify import attention, block, bounds, layernorm, oracle, scalar  # each registers its statements
 from evolute.verify.run import Outcome, run, select
 from evolute.verify.statement import Sampler, Statement, register, registered
 
@@ -12,6 +12,7 @@ __all__ = [
     "block",
     "bounds",
     "layernorm",
+    "oracle",
     "register",
     "registered",
     "run",

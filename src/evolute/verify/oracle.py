@@ -15,7 +15,7 @@ Function = Callable[..., Tensor]
 
 def jacobian(f: Function, at: Sequence[Tensor], i: int) -> Tensor:
     """∂ vec f/∂ vec w_i, (outputs, n_i)."""
-    return _jacobian(lambda w: f(*_with(at, i, w)), at[i])
+    return _jacobian(lambda w: f(*_with(at, i, w)), at[i]).detach()
 
 
 def second(f: Function, at: Sequence[Tensor], i: int, j: int) -> Tensor:

@@ -81,4 +81,4 @@ def registered() -> tuple[Statement[Any], ...]:
 
 def first_line(function: Callable[..., Any]) -> str:
     """The equation that a docstring starts with, without the name of its theorem."""
-    return (function.__doc__ or "").strip().splitlines()[0].partition("  ")[0].rstrip(".")
+    return (function.__doc__ or "").strip().partition("\n")[0].partition("  ")[0].rstrip(".")

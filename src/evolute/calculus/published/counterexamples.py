@@ -17,7 +17,7 @@ def one_token_that_all_look_at() -> SelfAttention:
 
 
 def orthogonal_tokens() -> SelfAttention:
-    """X = I_2, every weight of norm 1 and every block bound 1/2, yet ‖H‖ = 0.75; Y = F.           [max of blocks]"""
+    """X = I_2, every weight of norm 1 and every block bound 1/2, yet ‖H‖ = 0.76; Y = F.           [max of blocks]"""
     X, h = torch.eye(2, dtype=torch.float64), 0.5**0.5
     W_Q, W_K, W_V = _matrix([h], [h]), _matrix([h], [-h]), _matrix([h, 0.0], [-h, 0.0])
     a = SelfAttention(X, W_Q, W_K, W_V, 0 * X)
