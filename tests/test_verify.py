@@ -4,7 +4,9 @@ import json
 import math
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,12 @@ def test_help_teaches(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
     if "verify" in arguments:
         assert all(each in out for each in ("--seed", "--trials", "--only", "--json", "--list", "--as-printed"))
         assert "Exit code" in out
+
+
+def test_the_installed_command_is_the_one_tested_here() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    (entry,) = [EntryPoint(name, value, "console_scripts") for name, value in project["scripts"].items()]
+    assert entry.name == "evolute" and entry.load() is cli.main
 
 
 def test_the_number_of_threads_is_what_it_was() -> None:

@@ -60,6 +60,7 @@ def functional(a: SelfAttention, i: str, j: str) -> Tensor:
 
 
 def _pair(pair: str) -> tuple[Statement[SelfAttention], Statement[SelfAttention]]:
+    """H_o and H_f of one printed block."""
     i, j = pair
     H_o, H_f = attention.OUTER[pair], attention.FUNCTIONAL[pair]
     return (

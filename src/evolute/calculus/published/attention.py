@@ -163,12 +163,12 @@ def functional_vq(a: SelfAttention) -> Tensor:
 
 
 def functional_qk(a: SelfAttention) -> Tensor:
-    """H_f(Q,K) = 2/(L d_V d_K) R (I_L ⊗ W_Vᵀ ⊗ I ⊗ W_Kᵀ) Z2 (W_Q ⊗ I) K  +  `functional_qk_second`."""
+    """H_f(Q,K) = 2/(L d_V d_K) R (I_L ⊗ W_Vᵀ ⊗ I ⊗ W_Kᵀ) Z2 (W_Q ⊗ I) K_{d_K,d_V} + the second kind of term."""
     return a.scale / a.d_K * a.R(a.d_V * a.d_K) @ _weights(a) @ a.Z2 @ by_k(a) + functional_qk_second(a)
 
 
 def functional_qk_second(a: SelfAttention) -> Tensor:
-    """2/(L d_V √d_K) [R_{d_V} (I_L ⊗ W_Vᵀ ⊗ I_{d_V}) (Z1 ⊗ I_{d_V}) S] ⊗ I_{d_K}."""
+    """The second kind: 2/(L d_V √d_K) [R_{d_V} (I_L ⊗ W_Vᵀ ⊗ I_{d_V}) (Z1 ⊗ I_{d_V}) S] ⊗ I_{d_K}."""
     d = a.d_V
     inside = a.R(d) @ kron(eye(a.L), a.W_V.T, eye(d)) @ kron(a.Z1, eye(d)) @ a.S
     return a.scale / a.d_K**0.5 * kron(inside, eye(a.d_K))

@@ -1,4 +1,4 @@
-"""The smallest examples known against the print, one for each statement that is off."""
+"""Small examples against the print, one for each statement that is off."""
 
 import torch
 from torch import Tensor
