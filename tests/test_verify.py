@@ -81,6 +81,8 @@ def test_errors() -> None:
     assert relative_error(zero, zero) == 0 and relative_error(one, zero) == math.inf
     assert relative_error(2 * one, one) == 1 and relative_error(one[0], one) == math.inf
     assert excess(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 5.0])) == 0.25
+    assert excess(torch.tensor([0.0, 4.0]), torch.tensor([0.0, 3.0])) == 0, "a bound of zero, attained"
+    assert excess(torch.tensor(0.0), torch.tensor(1.0)) == math.inf
 
 
 def test_problems_come_from_the_seed_and_the_name_alone() -> None:

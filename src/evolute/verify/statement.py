@@ -45,8 +45,9 @@ def relative_error(closed: Tensor, oracle: Tensor) -> float:
 
 
 def excess(bound: Tensor, truth: Tensor) -> float:
-    """truth/bound − 1: above zero, the bound is exceeded; below, there is room."""
-    return float((truth / bound).max()) - 1
+    """truth/bound − 1: above zero, the bound is exceeded; below, there is room. Zero where both are zero."""
+    attained = (truth == 0) & (bound == 0)  # every ReLU asleep, for one
+    return float(torch.where(attained, 0.0, truth / bound - 1).max())
 
 
 @dataclass(frozen=True)
