@@ -1,5 +1,6 @@
 """evolute: a second-order microscope for Transformers."""
 
+from evolute import calculus
 from evolute.engine.groups import groups
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
@@ -42,6 +43,7 @@ __all__ = [
     "TooLargeError",
     "UnknownGroupError",
     "VectorError",
+    "calculus",
     "from_dense",
     "from_matvec",
     "groups",

@@ -1,0 +1,5 @@
+"""`python -m evolute` is `evolute`."""
+
+from evolute.cli import main
+
+main()

@@ -1,0 +1,229 @@
+"""The command line: `evolute verify`.
+
+Exit codes: 0 all is well, 1 a statement fails, 2 the command was not understood.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from typer.exceptions import TyperException
+
+from evolute import __version__
+from evolute.errors import EvoluteError
+from evolute.verify import Outcome, Statement, registered, run, select
+
+WIDE = 170  # columns, where the output goes to a file or a pipe
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; a mistake in it is told in one sentence, with exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(args=_with_json_file(given) or ["--help"], prog_name="evolute", standalone_mode=False)
+    except typer.Abort:
+        code = 130
+    except (EvoluteError, TyperException) as error:
+        told = error.format_message() if isinstance(error, TyperException) else str(error)
+        print(f"evolute: {' '.join(told.split()).rstrip('.')}.", file=sys.stderr)
+        code = 2
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _with_json_file(arguments: list[str]) -> list[str]:
+    """`--json` alone writes to standard output, as `--json -` does."""
+    out: list[str] = []
+    for argument, following in zip_longest(arguments, arguments[1:]):
+        alone = argument == "--json" and (following is None or _is_option(following))
+        out += ["--json", "-"] if alone else [argument]
+    return out
+
+
+def _is_option(argument: str) -> bool:
+    return argument.startswith("-") and argument != "-"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"evolute {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def evolute(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """A second-order microscope for Transformers: exact curvature, in closed form and of any PyTorch model.
+
+    Start with [bold]evolute verify[/bold]: it checks the closed forms against automatic differentiation.
+    """
+
+
+@app.command()
+def verify(
+    seed: Annotated[int, typer.Option(help="Draws the problems; the same seed draws the same ones.", min=0)] = 0,
+    trials: Annotated[int, typer.Option(help="Random problems for each statement.", min=1)] = 10,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Only statements that contain this text.")] = "",
+    as_printed: Annotated[
+        bool, typer.Option("--as-printed", help="Also what the papers print and does not hold, at a counterexample.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="[FILE]", help="JSON to FILE beside the table; without FILE, in its place."),
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List the statements; run none.")] = False,
+) -> None:
+    """Check every closed form against automatic differentiation, on random sizes, in float64.
+
+    Each line of the table is one statement: what it says, the largest relative error over all trials (for a bound,
+    norm/bound − 1: below zero there is room), whether it holds, and the time of one problem either way.
+
+    Exit code: 0 if every statement holds, 1 if one does not, 2 if the command was not understood.
+
+    [bold]evolute verify --only "Theorem 3"[/bold]
+
+    [bold]evolute verify --trials 20 --seed 7[/bold]
+
+    [bold]evolute verify --as-printed --json result.json[/bold]
+    """
+    chosen = [s for s in select(registered(), only) if as_printed or not s.erratum]
+    if not chosen:
+        raise typer.BadParameter(f"only errata contain {only!r}; add --as-printed to run them")
+    if list_only:
+        _list(chosen)
+        return
+    _refuse_unwritable(json_file)
+    with _one_thread():
+        outcomes = list(_watched(chosen, seed, trials))
+    _report(outcomes, seed, trials, json_file)
+    raise typer.Exit(0 if all(outcome.as_expected for outcome in outcomes) else 1)
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """The matrices are small: threads only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _watched(statements: Sequence[Statement[Any]], seed: int, trials: int) -> Iterator[Outcome]:
+    """The outcomes, with a bar on the terminal if there is one."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(statements))
+        for statement in statements:
+            progress.update(task, description=statement.name)
+            yield from run([statement], seed=seed, trials=trials)
+            progress.advance(task)
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def _list(statements: Sequence[Statement[Any]]) -> None:
+    table = Table("statement", "says", box=None)
+    for statement in statements:
+        table.add_row(statement.name, statement.says)
+    _console().print(table)
+
+
+def _report(outcomes: Sequence[Outcome], seed: int, trials: int, file: Path | None) -> None:
+    text = json.dumps(_document(outcomes, seed, trials), indent=2, ensure_ascii=False, allow_nan=False)
+    if file == Path("-"):
+        print(text)
+        return
+    if file is not None:
+        file.write_text(text + "\n", encoding="utf-8")
+    _console().print(_table(outcomes), _verdict(outcomes), sep="\n")
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table("statement", "says", title="Closed forms against automatic differentiation")
+    for heading in ("largest error", "", "closed form", "autodiff"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    for o in outcomes:
+        says = f"{o.says}\n{o.note}" if o.note and not o.erratum else o.says
+        times = (_milliseconds(seconds) for seconds in (o.closed_seconds, o.oracle_seconds))
+        table.add_row(*(_plain(cell) for cell in (o.name, says, _size(o))), _mark(o), *times)
+    return table
+
+
+def _plain(text: str) -> str:
+    """Square brackets are mathematics here, not markup."""
+    return text.replace("[", r"\[")
+
+
+def _size(outcome: Outcome) -> str:
+    """An error that is no number comes from an exception, or from sizes that differ."""
+    return f"{outcome.largest_error:.1e}" if math.isfinite(outcome.largest_error) else "cannot be computed"
+
+
+def _mark(outcome: Outcome) -> str:
+    word = "holds" if outcome.holds else "does not hold"
+    return f"[{'green' if outcome.as_expected else 'bold red'}]{word}{' (erratum)' if outcome.erratum else ''}[/]"
+
+
+def _milliseconds(seconds: float) -> str:
+    return "–" if math.isnan(seconds) else f"{seconds * 1e3:.1f} ms"
+
+
+def _verdict(outcomes: Sequence[Outcome]) -> str:
+    failing = [outcome for outcome in outcomes if not outcome.as_expected]
+    errata = sum(outcome.erratum for outcome in outcomes)
+    if failing:
+        names = "; ".join(outcome.name for outcome in failing)
+        return f"[bold red]{len(failing)} of {len(outcomes)} not as stated:[/] {_plain(names)}."
+    shown = f"; {errata} printed statements do not, as listed in the errata" if errata else ""
+    return f"[green]All {len(outcomes) - errata} statements hold{shown}.[/]"
+
+
+def _document(outcomes: Sequence[Outcome], seed: int, trials: int) -> dict[str, Any]:
+    """What `--json` writes; null stands for a number that is not finite."""
+    return {
+        "evolute": __version__,
+        "torch": torch.__version__,
+        "seed": seed,
+        "trials": trials,
+        "passed": all(outcome.as_expected for outcome in outcomes),
+        "statements": [
+            {key: _finite(value) for key, value in asdict(outcome).items()} | {"as_expected": outcome.as_expected}
+            for outcome in outcomes
+        ],
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _refuse_unwritable(file: Path | None) -> None:
+    """Before the work, not after it."""
+    if file is not None and file != Path("-") and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"--json: cannot write to {str(file)!r}: no such folder, or a folder itself")
