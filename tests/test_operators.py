@@ -451,3 +451,23 @@ def test_frozen_parameters_are_left_out_and_params_chooses() -> None:
 
 def test_adapters_are_the_space_of_a_low_rank_model() -> None:
     assert all("lora_" in name for name in _objective("gpt2, lora").space.names)
+
+
+class _Hollow(nn.Module):
+    """A parameter without entries, as `nn.Linear(0, …)` has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.some = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.some).exp() + self.none.sum()
+
+
+@pytest.mark.parametrize("memory", [None, 0])
+def test_a_parameter_without_entries_takes_no_part(memory: int | None) -> None:
+    objective = ev.Objective(_Hollow(), [(torch.ones(3, 2), torch.ones(3, 2))], nn.MSELoss(), memory=memory)
+    op = ev.Hessian(objective)
+    expected = (2 * torch.e**2 - torch.e) * torch.eye(2)  # of the mean of (eʷ − 1)² over two entries, at w = 1
+    assert torch.allclose(ev.to_dense(op), expected) and torch.allclose(op @ torch.eye(2), expected)
+    assert torch.allclose(op @ torch.ones(2, 35), expected.sum(1, keepdim=True).expand(2, 35))

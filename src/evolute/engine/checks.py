@@ -41,7 +41,7 @@ class Point:
     def _norms(self) -> Tensor:
         with torch.no_grad():
             norms = torch._foreach_norm(list(self.objective.parameters.values()))  # pyright: ignore
-            return torch.stack([norm.double() for norm in norms]).nan_to_num()
+            return torch.stack(norms).nan_to_num()
 
 
 class Late:
@@ -93,13 +93,18 @@ def _about_derivatives(text: str) -> bool:
     return any(mark in text for mark in marks)
 
 
-def check_finite_product(index: int, pieces: Pieces) -> None:
+def check_finite_product(index: int, pieces: Pieces, given: Tensor | None = None) -> None:
+    """Of a given vector that is itself not finite, no finite product is asked."""
     for piece in pieces:
-        if piece is not None and not torch.isfinite(piece.sum()) and not torch.isfinite(piece).all():
+        if piece is not None and not _finite(piece) and (given is None or _finite(given)):
             raise NonFiniteError(
                 f"the second derivative of batch {index} is not finite, though loss and gradient are: a kink, a power "
                 "below two at zero, or an overflow in this dtype."
             )
+
+
+def _finite(piece: Tensor) -> bool:
+    return bool(torch.isfinite(piece.sum())) or bool(torch.isfinite(piece).all())
 
 
 def check_product(index: int, first: Product, second: Product) -> None:

@@ -49,7 +49,7 @@ class CurvatureOperator(SymmetricOperator):
 
     def apply_rows(self, rows: Tensor) -> Tensor:
         with torch.inference_mode(False):
-            return self._products(self.space.views(rows), self.space)
+            return self._products(rows, self.space, self.space)
 
     def block(self, rows: Select, cols: Select) -> LinearOperator:
         return CurvatureBlock.of(self, self.space.resolve(rows), self.space.resolve(cols))
@@ -59,7 +59,7 @@ class CurvatureOperator(SymmetricOperator):
         source, target = cols.smallest(), rows.smallest()
         window = Window(self._places(source), self._places(target))
         with torch.inference_mode(False):
-            return target.take(self._products(source.parent.views(source.put(vectors)), target.parent, window))
+            return target.take(self._products(source.put(vectors), source.parent, target.parent, window))
 
     def _places(self, selection: Selection) -> tuple[int, ...]:
         order = {name: place for place, name in enumerate(self.space.shapes)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,18 +57,20 @@ class Products:
         self.recipes = Recipes(objective, make, self.full)
         self._point = Point(objective)
 
-    def __call__(self, pieces: Sequence[Tensor], space: Space, window: Window | None = None) -> Tensor:
-        """A pieces, (k, size of the space): one (k, *shape) for each input of the window."""
+    def __call__(self, rows: Tensor, source: Space, target: Space, window: Window | None = None) -> Tensor:
+        """A v for each of the rows v, (k, size of source) → (k, size of target): the two spaces of the window."""
         self._point.check()
         plan, window = self.prepared(), window or self.full
-        result = torch.zeros((len(pieces[0]), space.size), dtype=space.dtype, device=space.device)
-        out = space.views(result)
+        total: Tensor | None = None
         for kept in self.kept.values():
-            self._replay(kept, pieces, out, window)
+            parts = self._replay(kept, rows, source, target, window)
+            total = _sum(total, _stacked(parts, len(rows), target))
         if plan.kept < plan.batches:
-            for index in self._recompute(pieces, out, window):
-                check_finite_product(index, [result])
-        return result.div_(self.objective.normaliser(self._terms))
+            for index, more in self._recompute(rows, source, target, window):
+                check_finite_product(index, [more], rows)
+                total = _sum(total, more)
+        assert total is not None
+        return total.div_(self.objective.normaliser(self._terms))
 
     @property
     def block(self) -> int:
@@ -163,22 +165,21 @@ class Products:
 
     # ---- each product
 
-    def _replay(self, kept: Kept, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> None:
+    def _replay(self, kept: Kept, rows: Tensor, source: Space, target: Space, window: Window) -> Generator[Tensor]:
         """Blocks of vectors together, as wide as pays, the last few one by one."""
         start = 0
-        for width in _widths(len(pieces[0]), self._block):
-            rows = slice(start, start + width) if width > 1 else start
-            values = self._cast(pieces, rows, window)
+        for width in _widths(len(rows), self._block):
+            values = self._cast(rows[start : start + width] if width > 1 else rows[start], source, window)
             with torch.set_grad_enabled(kept.tape is None):
                 run = self._single if width == 1 else self._several
-                _add(out, rows, run(kept, window, values))
+                part = _flat(run(kept, window, values), width, target)
+            yield part
             start += width
 
-    def _cast(self, pieces: Sequence[Tensor], rows: Any, window: Window) -> list[Tensor]:
-        """Views of the rows, in the dtype of each parameter."""
-        return [
-            piece[rows].to(self.parameters[place].dtype) for piece, place in zip(pieces, window.inputs, strict=True)
-        ]
+    def _cast(self, vectors: Tensor, source: Space, window: Window) -> list[Tensor]:
+        """(…, P) as one view for each parameter, in the dtype of that."""
+        views = zip(source.views(vectors), window.inputs, strict=True)
+        return [view.to(self.parameters[place].dtype) for view, place in views]
 
     def _single(self, kept: Kept, window: Window, values: list[Tensor]) -> Sequence[Tensor | None]:
         if kept.tape is None:
@@ -208,15 +209,15 @@ class Products:
             tape, [probe[i].unsqueeze(0).expand(width, *probe[i].shape).contiguous() for i in window.inputs]
         )
 
-    def _recompute(self, pieces: Sequence[Tensor], out: Sequence[Tensor], window: Window) -> Generator[int]:
-        """The primal pass anew, once for all the vectors; yields the number of each batch when it is added."""
+    def _recompute(self, rows: Tensor, source: Space, target: Space, window: Window) -> Generator[tuple[int, Tensor]]:
+        """(number, product) of each batch that is not kept: the primal pass anew, once for all the vectors."""
         with random_state_kept():
             for index, batch in self.objective.batches:
                 if index not in self.kept:
                     with self._computed(index, batch, window) as function, explained(index):
-                        for row in range(len(pieces[0])):
-                            _add(out, row, function(*self._cast(pieces, row, window)))
-                    yield index
+                        parts = (_flat(function(*self._cast(row, source, window)), 1, target) for row in rows)
+                        more = _stacked(parts, len(rows), target)
+                    yield index, more
 
     @contextmanager
     def _computed(self, index: int, batch: Any, window: Window) -> Generator[Run]:
@@ -242,10 +243,31 @@ def _picked(run: Run, places: Sequence[int]) -> Callable[..., list[Any]]:
     return picked
 
 
-def _add(out: Sequence[Tensor], rows: Any, results: Sequence[Tensor | None]) -> None:
-    for target, result in zip(out, results, strict=True):
-        if result is not None:
-            target[rows].add_(result.detach())
+def _flat(results: Sequence[Tensor | None], width: int, target: Space) -> Tensor:
+    """(*shape) or (width, *shape) for each output → (width, size of the space)."""
+    pieces = [
+        torch.zeros((width, size), dtype=target.dtype, device=target.device)
+        if each is None
+        else each.reshape(width, size)
+        for each, size in zip(results, target.sizes, strict=True)
+    ]
+    return torch.cat(pieces, 1).detach().to(target.dtype)
+
+
+def _stacked(parts: Iterable[Tensor], count: int, target: Space) -> Tensor:
+    """(count, size of the space), part below part; a single part is handed on, several never take twice the memory."""
+    out, start = torch.empty((0, target.size), dtype=target.dtype, device=target.device), 0
+    for part in parts:
+        if len(part) == count:
+            return part
+        out = out if start else out.new_empty((count, target.size))
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
+
+
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total.add_(more)
 
 
 def _widths(total: int, block: int) -> Generator[int]:

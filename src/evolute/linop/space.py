@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
@@ -73,11 +74,11 @@ class Space:
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         return tuple(prod(shape) for shape in self.shapes.values())
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(self.sizes)
 
@@ -105,6 +106,7 @@ class Space:
                 raise VectorError(f"'{name}': expected a tensor, got {type(tensors[name]).__name__}.")
             if tuple(tensors[name].shape) != tuple(shape):
                 raise VectorError(f"'{name}': expected shape {tuple(shape)}, got {tuple(tensors[name].shape)}.")
+            self._check_kind(name, tensors[name])
         return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
 
     def _check_names(self, tensors: Mapping[str, Tensor]) -> None:
@@ -115,15 +117,23 @@ class Space:
         if missing:
             raise VectorError(f"{len(missing)} names are missing, '{missing[0]}' first; a vector names every tensor.")
 
+    def _check_kind(self, name: str, tensor: Tensor) -> None:
+        if tensor.device != self.device:
+            raise VectorError(f"'{name}': expected a tensor on {self.device}, got {tensor.device}; use .to(H.device).")
+        if not tensor.is_floating_point():
+            raise VectorError(f"'{name}': expected {self.dtype}, got {tensor.dtype}; use .to(H.dtype).")
+
     def resolve(self, select: Select) -> Selection:
         """Groups, parameter names or parts → the selection of their entries, each at most once."""
-        items = (select,) if isinstance(select, (str, Part)) else tuple(select)
+        items = (select,) if isinstance(select, (str, Part)) or not isinstance(select, Iterable) else tuple(select)  # pyright: ignore
         parts = [part for item in items for part in self._parts(item)]
         if not parts:
             raise UnknownGroupError("an empty selection: name at least one group or parameter.")
         return Selection(self, tuple(dict.fromkeys(parts)))
 
     def _parts(self, item: str | Part) -> Iterator[Part]:
+        if not isinstance(item, (str, Part)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UnknownGroupError(f"expected names of groups or parameters, or ev.Part, got {type(item).__name__}.")
         if isinstance(item, Part):
             yield from self._parts(item.name) if item.whole else (self._known(item),)
         elif item in self.groups:
@@ -151,6 +161,8 @@ class Selection:
     parts: Group
 
     def __post_init__(self) -> None:
+        for part in self.parts:
+            part.shape(self.parent.shapes[part.name])  # refuses a dimension that is not there
         slices = [part for part in self.parts if not part.whole]
         names = [part.name for part in self.parts]
         clash = [part for part in slices if names.count(part.name) > 1 and self._overlaps(part)]
