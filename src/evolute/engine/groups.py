@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from evolute.engine import groups_rules as rules
 from evolute.engine.groups_places import Place, Site, join, places
+from evolute.errors import ModelError
 from evolute.linop.space import Group, Part
 
 
@@ -26,6 +27,8 @@ def groups(model: nn.Module) -> dict[str, Group]:
     >>> groups(nn.MultiheadAttention(8, 2))["attn.k"][0].label
     'in_proj_weight[8:16]'
     """
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     claims = [claim for place in places(model) for claim in _claims(place)]
     return _gather(list(_numbered(claims)))
 

@@ -20,7 +20,7 @@ from evolute.engine.hf import hf_loss
 from evolute.engine.loss import RECIPE, Loss, as_loss
 from evolute.engine.substitution import twice_differentiable
 from evolute.engine.tape import unrecorded
-from evolute.errors import CurvatureWarning, DataError, LossError, ModelError, NonFiniteError
+from evolute.errors import CurvatureWarning, DataError, EvoluteError, LossError, ModelError, NonFiniteError
 from evolute.linop.space import Group, Select, Space
 
 
@@ -61,10 +61,12 @@ class Objective:
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}.")
         _check_model(model)
+        _check_budget(memory)
         self.model, self.loss = model, as_loss(loss)
         self.dropout_seed, self.memory = dropout_seed, memory
         self.parameters = _chosen(model, params)
         self.space = _space(model, self.parameters)
+        self._dtypes = {name: parameter.dtype for name, parameter in self.parameters.items()}
         self.batches = Batches(batches, self.space.device)
         self._unused: tuple[str, ...] | None = None
 
@@ -109,9 +111,20 @@ class Objective:
     @contextmanager
     def running(self) -> Generator[None]:
         """The model's state for the time of a computation."""
+        self._check_parameters()
         keep = self.dropout_seed is not None
         with untouched(self.model, self.parameters.values(), keep_training=keep), twice_differentiable():
             yield
+
+    def _check_parameters(self) -> None:
+        present, here = dict(self.model.named_parameters()), self.space
+        for name, parameter in self.parameters.items():
+            same = present.get(name) is parameter and parameter.shape == here.shapes[name]
+            if not same or (parameter.dtype, parameter.device) != (self._dtypes[name], here.device):
+                raise ModelError(
+                    f"'{name}' has been replaced, moved or cast since this objective was made. Make a new one, which "
+                    "is cheap: ev.Objective(model, batches, loss)."
+                )
 
     def evaluate(self) -> Generator[Evaluated]:
         """Each batch run forward, its loss checked."""
@@ -135,10 +148,9 @@ class Objective:
             raise LossError(f"expected (sum of loss, number of terms), got {type(result).__name__}. {RECIPE}")
         total, terms = result  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(total, Tensor) or total.ndim != 0 or not total.is_floating_point():
-            shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__  # pyright: ignore
+            shape = f"{tuple(total.shape)}, {total.dtype}" if isinstance(total, Tensor) else type(total).__name__  # pyright: ignore
             raise LossError(f"the sum of the loss must be a scalar floating-point tensor, got {shape}. {RECIPE}")
-        with unrecorded():
-            count = float(terms)  # pyright: ignore[reportUnknownArgumentType]
+        count = _count(terms)
         if not math.isfinite(count) or count < 0:
             raise LossError(f"the number of terms must be finite and not negative, got {count}. {RECIPE}")
         return total, count
@@ -190,6 +202,20 @@ class Objective:
         if any(not torch.isfinite(leaf).all() for leaf in leaves):
             return "; the model's own output is already not finite"
         return ""
+
+
+def _count(terms: Any) -> float:
+    try:
+        with unrecorded():
+            return float(terms)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = tuple(terms.shape) if isinstance(terms, Tensor) else repr(terms)
+        raise LossError(f"the number of terms must be a number, got {got}. {RECIPE}") from error
+
+
+def _check_budget(memory: object) -> None:
+    if memory is not None and (not isinstance(memory, int | float) or not memory >= 0):
+        raise EvoluteError(f"memory: expected a number of bytes that is not negative, or None, got {memory!r}.")
 
 
 def _chosen(model: nn.Module, params: Select | None) -> dict[str, nn.Parameter]:

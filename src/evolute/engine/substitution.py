@@ -64,8 +64,8 @@ def _norm(
     return _layer_norm.layer_norm(input, weight, bias, eps)
 
 
-def _refuse_flex() -> Any:
-    raise ModelError(
+def _no_flex() -> ModelError:
+    return ModelError(
         "the model calls flex_attention, which PyTorch cannot differentiate twice; expected scaled dot-product "
         "attention. Load or build it with F.scaled_dot_product_attention (Hugging Face: attn_implementation='sdpa')."
     )
@@ -77,15 +77,26 @@ _REPLACED: dict[Any, Callable[..., Any]] = {_SDPA: _attend, F.layer_norm: _norm}
 class _Substitute(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator) and "flex_attention" in func.name():
-            _refuse_flex()
+            raise _no_flex()
         return _REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextmanager
 def twice_differentiable() -> Generator[None]:
     """Inside, models differentiate twice whatever attention they use; outside, nothing has changed."""
-    with _patched(), _as_written(), _Substitute():
+    with _flex_refused(), _patched(), _as_written(), _Substitute():
         yield
+
+
+@contextmanager
+def _flex_refused() -> Generator[None]:
+    """On a CPU it refuses by itself, before any mode sees it, and without a word on what to do."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if "FlexAttention" in str(error):
+            raise _no_flex() from error
+        raise
 
 
 def _as_written() -> AbstractContextManager[Any]:
