@@ -135,7 +135,7 @@ def measure(what: str, *arguments: str) -> None:
 
 
 def row(*cells: object) -> None:
-    print("".join(str(cell).rjust(width) for cell, width in zip(cells, (6, 26, 12, 12, 12, 12), strict=False)))
+    print(" ".join(str(cell).rjust(width) for cell, width in zip(cells, (5, 26, 11, 11, 11, 11), strict=False)))
 
 
 def table(length: int, vectors: int, repeats: int, threads: int) -> None:
