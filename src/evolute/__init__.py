@@ -1,6 +1,6 @@
 """evolute: a second-order microscope for Transformers."""
 
-from evolute import calculus
+from evolute import calculus, zoo
 from evolute.engine.groups import groups
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
@@ -48,4 +48,5 @@ __all__ = [
     "from_matvec",
     "groups",
     "to_dense",
+    "zoo",
 ]

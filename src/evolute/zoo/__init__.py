@@ -1,5 +1,37 @@
 """Small models and embedded data to look at."""
 
 from evolute.zoo.block import Block, BlockConfig
+from evolute.zoo.data import Dataset, Samples
+from evolute.zoo.data_addition import addition
+from evolute.zoo.data_folder import image_folder
+from evolute.zoo.data_images import digits, fashion_mnist
+from evolute.zoo.data_text import english, text
+from evolute.zoo.losses import cross_entropy
+from evolute.zoo.models import GPT, MLP, AttentionOnly, ViT
+from evolute.zoo.scoring import Score, evaluate
+from evolute.zoo.trained import Trained, trained_addition
+from evolute.zoo.training import TrainingResult, train
 
-__all__ = ["Block", "BlockConfig"]
+__all__ = [
+    "GPT",
+    "MLP",
+    "AttentionOnly",
+    "Block",
+    "BlockConfig",
+    "Dataset",
+    "Samples",
+    "Score",
+    "Trained",
+    "TrainingResult",
+    "ViT",
+    "addition",
+    "cross_entropy",
+    "digits",
+    "english",
+    "evaluate",
+    "fashion_mnist",
+    "image_folder",
+    "text",
+    "train",
+    "trained_addition",
+]

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evolute.zoo.activations import ACTIVATIONS
 from evolute.zoo.attention import Attention
 from evolute.zoo.config import BlockConfig
 
-__all__ = ["ACTIVATIONS", "Attention", "Block", "BlockConfig", "FeedForward"]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
-    "silu": F.silu,
-}
+__all__ = ["Attention", "Block", "BlockConfig", "FeedForward", "make_norm"]
 
 
 class FeedForward(nn.Module):
     """φ(y W_1) W_2, or (φ(y W_gate) ⊙ y W_1) W_2 where it is gated.
 
+    >>> import torch
     >>> FeedForward(BlockConfig(width=4, gated=True))(torch.ones(1, 3, 4)).shape
     torch.Size([1, 3, 4])
     """
@@ -43,11 +36,12 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Post-norm: y = norm1(x + attn(x)), z = norm2(y + mlp(y)); pre-norm: y = x + attn(norm1(x)), z = y + mlp(norm2(y)).
+    """y = norm1(x + attn(x)), z = norm2(y + mlp(y)); pre-norm: y = x + attn(norm1(x)), z = y + mlp(norm2(y)).
 
     Weights are at `.attn.q`, `.k`, `.v`, `.o`, `.mlp.up`, `.gate`, `.down`, `.norm1`, `.norm2`; what the config leaves
     out is None. A boolean mask (B, L) is True at padding; a floating-point mask (L, L) is added to the scores.
 
+    >>> import torch
     >>> block = Block(BlockConfig(width=8, heads=2, norm="pre", causal=True))
     >>> block(torch.ones(2, 5, 8)).shape, block.attn.q
     (torch.Size([2, 5, 8]), Linear(in_features=8, out_features=8, bias=False))

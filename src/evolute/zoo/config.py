@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_type_hints
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from evolute.errors import ModelError
 
@@ -80,4 +81,37 @@ def check_count(name: str, value: object, *, default: bool = False) -> None:
         raise ModelError(f"{name} must be a positive whole number, got {value!r}.")
 
 
-OPTIONS = tuple(field.name for field in fields(BlockConfig) if field.name not in ("width", "heads"))
+class BlockOptions(TypedDict, total=False):
+    """Everything of a BlockConfig but width and heads, for models that make their own."""
+
+    hidden: int | None
+    norm: Norm
+    norm_kind: NormKind
+    eps: float
+    attention: AttentionKind
+    activation: Activation
+    gated: bool
+    mlp: bool
+    output: bool
+    residual: bool
+    bias: bool
+    causal: bool
+    sink: float
+
+
+def block_config(width: int, heads: int, defaults: BlockOptions, options: BlockOptions) -> BlockConfig:
+    """A config from a model's own defaults and what its caller asked for.
+
+    >>> block_config(8, 2, {"norm": "pre"}, {"bias": True}).norm
+    'pre'
+    >>> block_config(8, 2, {}, {"atention": "linear"})
+    Traceback (most recent call last):
+    evolute.errors.ModelError: no option 'atention': did you mean 'attention'? ...
+    """
+    known = BlockOptions.__annotations__
+    for name in options:
+        if name not in known:
+            near = "".join(f" did you mean {each!r}?" for each in difflib.get_close_matches(name, known, 1))
+            raise ModelError(f"no option {name!r}:{near} A block takes {', '.join(known)}.")
+    merged: dict[str, Any] = {**defaults, **options}
+    return BlockConfig(width, heads, **merged)
