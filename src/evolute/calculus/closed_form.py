@@ -1,0 +1,291 @@
+"""ev.closed_form: the exact Hessian of a Transformer block as an operator, without automatic differentiation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from evolute.calculus import losses, reading
+from evolute.calculus.attention_steps import Setting
+from evolute.calculus.chain import Chain, Split
+from evolute.calculus.graph import augmented, over_sequences, per_token
+from evolute.calculus.losses import LossPoint, TokenLoss
+from evolute.calculus.closed_block import ClosedBlock
+from evolute.calculus.taps import Tap, Tile, Wire, linear_source
+from evolute.calculus.weights import BlockWeights
+from evolute.errors import NonFiniteError, VectorError
+from evolute.linop.convert import to_dense
+from evolute.linop.exact import diagonal, squares
+from evolute.linop.operator import LinearOperator, SymmetricOperator
+from evolute.linop.space import Part, Select, Space
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A block at its weights, its tokens and its loss: the two chains, settled."""
+
+    weights: BlockWeights
+    setting: Setting
+    tokens: Tensor  # (B·L, d)
+    loss: TokenLoss
+    target: Tensor
+
+    def _loss_at(self, z: Tensor) -> LossPoint:
+        point = self.loss.at(z, self.target)
+        losses.check_finite(point)
+        return point
+
+    @cached_property
+    def sequences(self) -> Chain:
+        wiring = over_sequences(self.weights, self.setting)
+        return Chain.settled(wiring.steps, {"x": self.tokens}, self._loss_at)
+
+    @cached_property
+    def source(self) -> Tensor:
+        """What attention reads: x, or its norm."""
+        return self.sequences.values[over_sequences(self.weights, self.setting).source]
+
+    @cached_property
+    def per_token(self) -> Chain:
+        seen = self.source.unflatten(0, (self.setting.batch, self.setting.length))
+        wiring = per_token(self.weights, self.setting, seen)
+        return Chain.settled(wiring.steps, {"x": self.tokens, "source": self.source}, self._loss_at)
+
+    # ---- parameters
+
+    def offset(self, part: Part) -> int:
+        shape = self.weights.space.shapes[part.name]
+        return self.weights.space.offsets()[part.name] + (part.start or 0) * (shape[1] if len(shape) > 1 else 1)
+
+    def shape(self, part: Part) -> torch.Size:
+        return part.shape(self.weights.space.shapes[part.name])
+
+    @cached_property
+    def places(self) -> dict[str, tuple[slice, torch.Size]]:
+        """Group → its entries of the flat vector, and their shape."""
+        known = self.weights.parts.items()
+        return {
+            group: (slice(self.offset(part), self.offset(part) + self.shape(part).numel()), self.shape(part))
+            for group, part in known
+        }
+
+    @cached_property
+    def taps(self) -> list[Tap]:
+        """In the order of the chain."""
+        heads, d = self.weights.heads, self.tokens.shape[1]
+        taps = [self._tap("q", Wire("q"), Wire("source"))]
+        p = d + augmented(self.weights)
+        taps += [tap for h in range(heads) for tap in self._key_taps(h, p, d)]
+        taps += [self._value_tap(h, p, d) for h in range(heads)]
+        for group, wire in (("o", "o"), ("w1", "h"), ("gate", "hg"), ("w2", "f")):
+            if wire in self.per_token.values:
+                taps.append(self._tap(group, Wire(wire), linear_source(self.per_token, group)))
+        return [tap for tap in taps if tap.tiles]
+
+    @cached_property
+    def tile_sizes(self) -> dict[Tile, int]:
+        values = self.per_token.values
+        width = {tap: tap.wire.of(values).shape[-1] for tap in self.taps}
+        return {
+            tile: width[tap] * (tile.source.of(values).shape[-1] if tile.source else 1)
+            for tap in self.taps
+            for tile in tap.tiles
+        }
+
+    def _tap(self, group: str, wire: Wire, source: Wire) -> Tap:
+        return Tap(wire, (*self._tile(group, source), *self._tile(f"{group}.bias", None)))
+
+    def _tile(self, group: str, source: Wire | None, rows: slice = slice(None), out_first: bool = True) -> list[Tile]:
+        """A group, or some of its rows; none if it is frozen or not there."""
+        if group not in self.places:
+            return []
+        place, shape = self.places[group]
+        skipped = (rows.start or 0) * (shape[1] if len(shape) > 1 else 1)
+        return [Tile(group, place.start + skipped, source, out_first)]
+
+    def _key_taps(self, h: int, p: int, d: int) -> list[Tap]:
+        """κ_h = W_K^h q_h: stored with its input first. A bias of k is felt only where a row's weights may change sum."""
+        d_K = self.weights.q.weight.shape[0] // self.weights.heads
+        rows, source = slice(h * d_K, (h + 1) * d_K), Wire("q", h * d_K, (h + 1) * d_K)
+        taps = [Tap(Wire("kappa", h * p, h * p + d), tuple(self._tile("k", source, rows, out_first=False)))]
+        if p > d:
+            last = Wire("kappa", h * p + d, h * p + p)
+            taps.append(Tap(last, tuple(self._tile("k.bias", source, rows, out_first=False))))
+        return taps
+
+    def _value_tap(self, h: int, p: int, d: int) -> Tap:
+        d_V = self.weights.v.weight.shape[0] // self.weights.heads
+        rows = slice(h * d_V, (h + 1) * d_V)
+        one = Wire("m", h * p + d, h * p + p) if p > d else None
+        tiles = (*self._tile("v", Wire("m", h * p, h * p + d), rows), *self._tile("v.bias", one, rows))
+        return Tap(Wire("c", h * d_V, (h + 1) * d_V), tiles)
+
+
+class ClosedForm(SymmetricOperator):
+    """The Hessian of a block's loss in its weights, or one of its two parts; made by `closed_form`.
+
+    Products go through the chain of the whole block. Blocks are sums of straight and crossed Kronecker terms.
+    """
+
+    def __init__(self, point: Point, split: Split = Split.FULL) -> None:
+        self.point, self.split = point, split
+
+    @property
+    def space(self) -> Space:
+        return self.point.weights.space
+
+    @property
+    def groups(self) -> dict[str, tuple[Part, ...]]:
+        """Name → the part of the parameters that it is."""
+        return dict(self.space.groups)
+
+    @property
+    def outer(self) -> ClosedForm:
+        """H_o = Jᵀ (∂²ℓ/∂z²) J, the Gauss–Newton part."""
+        return ClosedForm(self.point, Split.OUTER)
+
+    @property
+    def functional(self) -> ClosedForm:
+        """H_f = Σ_k (∂ℓ/∂z_k) ∂²z_k, the rest."""
+        return ClosedForm(self.point, Split.FUNCTIONAL)
+
+    @property
+    def value(self) -> float:
+        """The loss itself."""
+        return float(self.point.sequences.loss.value)
+
+    @property
+    def preferred_block(self) -> int:
+        widest = max(value.numel() for value in self.point.sequences.values.values())
+        return max(1, min(64, (1 << 22) // max(1, widest)))
+
+    def apply_rows(self, rows: Tensor) -> Tensor:
+        block = self.preferred_block
+        parts = [self._apply(rows[start : start + block]) for start in range(0, len(rows), block)]
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def _apply(self, rows: Tensor) -> Tensor:
+        if not len(rows):
+            return rows.clone()
+        chain, places = self.point.sequences, self.point.places
+        moved = {group: rows[:, place].unflatten(1, shape) for group, (place, shape) in places.items()}
+        tangents = chain.tangents({}, moved)
+        return self._collected(chain, tangents, moved, len(rows))
+
+    def _collected(self, chain: Chain, tangents: dict[str, Tensor], moved: dict[str, Tensor], k: int) -> Tensor:
+        """The second-order gradients of all parameters, in one flat row per vector."""
+        first = next(step.writes for step in chain.steps)
+        cotangents = chain.cotangents(tangents, moved, self.split, {step.writes for step in chain.steps} | {first})
+        out = torch.zeros(k, self.space.size, dtype=self.dtype, device=self.device)
+        for step in chain.steps:
+            here = tuple(tangents.get(wire) for wire in step.reads)
+            found = step.gradients(cotangents.get(step.writes), here, functional=self.split.bends)
+            for group, gradient in found.items():
+                if group in self.point.places:
+                    out[:, self.point.places[group][0]] = gradient.flatten(1)
+        return out
+
+    # ---- blocks
+
+    def block(self, rows: Select, cols: Select) -> LinearOperator:
+        return ClosedBlock.of(self, self.space.resolve(rows), self.space.resolve(cols))
+
+
+def closed_form(
+    layer: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    loss: str | TokenLoss | nn.Module = "mse",
+    *,
+    mask: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> ClosedForm:
+    """The exact Hessian of ℓ(layer(x), target) in the weights of the layer, in closed form.
+
+    Args:
+        layer: nn.TransformerEncoderLayer, or a block of evolute.zoo.
+        x: tokens, as the layer takes them: (B, L, d), or (L, B, d) where it is not batch_first; or (L, d).
+        target: what the loss compares with, with the same leading axes.
+        loss: "mse", or one of ev.losses: cross_entropy(unembedding), token(…), autodiff(…).
+        mask: (L, L), as PyTorch takes it: true where a query may not look, or numbers that are added to the scores.
+        padding: (B, L), true at keys that nobody looks at.
+
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> H = closed_form(layer, torch.randn(3, 5, 8), torch.randn(3, 5, 8))
+    >>> H.block("v", "q").shape
+    (64, 64)
+    """
+    weights, resolved = reading.read(layer), losses.resolve(loss)
+    x, target = _arranged(layer, x, target)
+    _check_tokens(x, weights)
+    batch, length, _ = x.shape
+    flat = resolved.flat_target(target.to(x.device) if isinstance(target, Tensor) else target, x.shape)  # pyright: ignore
+    setting = Setting(batch, length, weights.heads, weights.attention, *_masks(weights, x, mask, padding))
+    return ClosedForm(Point(weights, setting, x.detach().reshape(batch * length, -1), resolved, flat.detach()))
+
+
+def _arranged(layer: nn.Module, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Batch first."""
+    if x.ndim == 2:
+        return x[None], target[None]
+    attention = getattr(layer, "self_attn", None)
+    if x.ndim == 3 and attention is not None and not attention.batch_first:
+        return x.transpose(0, 1), target.transpose(0, 1)
+    return x, target
+
+
+def _check_tokens(x: Tensor, weights: BlockWeights) -> None:
+    d, space = weights.q.weight.shape[1], weights.space
+    if x.ndim != 3 or x.shape[-1] != d or not x.numel():
+        raise VectorError(f"expected tokens (B, L, {d}) or (L, {d}), none of them empty; got {tuple(x.shape)}.")
+    if x.dtype != space.dtype or x.device != space.device:
+        raise VectorError(
+            f"the layer is {space.dtype} on {space.device}, the tokens are {x.dtype} on {x.device}; they must agree."
+        )
+    if not torch.isfinite(x).all():
+        raise NonFiniteError("the tokens x are not finite.")
+
+
+def _masks(
+    weights: BlockWeights, x: Tensor, mask: Tensor | None, padding: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Where a query may look, (B or 1, 1, L, L), and what is added to the scores."""
+    batch, length, _ = x.shape
+    kept, bias = torch.ones(1, 1, length, length, dtype=torch.bool, device=x.device), None
+    if weights.causal:
+        kept = kept.tril()
+    if mask is not None:
+        if mask.shape != (length, length):
+            raise VectorError(f"expected a mask ({length}, {length}), got {tuple(mask.shape)}.")
+        hidden = mask if mask.dtype == torch.bool else torch.isneginf(mask)
+        kept = kept & ~hidden
+        bias = None if mask.dtype == torch.bool else mask.masked_fill(hidden, 0).to(x)
+    if padding is not None:
+        if padding.shape != (batch, length) or padding.dtype != torch.bool:
+            raise VectorError(f"expected padding ({batch}, {length}) of bool, got {padding.dtype} {tuple(padding.shape)}.")
+        kept = kept & ~padding[:, None, None]
+    if not kept.any(-1).all():
+        row = int((~kept.any(-1)).nonzero()[0, -1])
+        raise NonFiniteError(f"query {row} may look at no key at all: its attention is 0/0. Let it look at itself.")
+    if weights.sink:
+        bias = (x.new_zeros(length, length) if bias is None else bias).clone()
+        bias[:, 0] += weights.sink
+    return (None if kept.all() else kept), bias
+
+
+@to_dense.register
+def _(op: ClosedForm) -> Tensor:
+    return to_dense(op.block(op.space.names, op.space.names))
+
+
+@diagonal.register
+def _(op: ClosedForm) -> Tensor:
+    return diagonal(op.block(op.space.names, op.space.names))
+
+
+@squares.register
+def _(op: ClosedForm) -> Tensor:
+    return squares(op.block(op.space.names, op.space.names))
