@@ -73,7 +73,7 @@ def _array(file: Path) -> Any:
 
 
 def _picture(file: Path, size: int | None, channels: int) -> Any:
-    pillow = extra("PIL.Image", "pillow", f"Reading '{file.name}'")
+    pillow = extra("PIL.Image", "pillow", "Folders of pictures")
     try:
         with pillow.open(file) as opened:
             picture = opened.convert("L" if channels == 1 else "RGB")

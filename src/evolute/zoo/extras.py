@@ -11,11 +11,11 @@ from evolute.errors import MissingExtraError
 def extra(module: str, package: str, what: str) -> Any:
     """The module, or the command that installs it.
 
-    >>> extra("no_such_module", "such-a-package", "This")
+    >>> extra("no_such_module", "such-a-package", "Such data")
     Traceback (most recent call last):
-    evolute.errors.MissingExtraError: This needs such-a-package: pip install such-a-package
+    evolute.errors.MissingExtraError: Such data need such-a-package: pip install such-a-package
     """
     try:
         return import_module(module)
     except ImportError:
-        raise MissingExtraError(f"{what} needs {package}: pip install {package}") from None
+        raise MissingExtraError(f"{what} need {package}: pip install {package}") from None

@@ -160,7 +160,8 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[1:] != self.shape:
-            raise DataError(f"expected images of shape (B, *{self.shape}), got {tuple(images.shape)}.")
+            shape = f"(B, {', '.join(map(str, self.shape))})"
+            raise DataError(f"expected images {shape}, got {tuple(images.shape)}.")
         patches = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)  # (B, L, C·patch²)
         x = self.embed(patches) + self.position.weight
         for layer in self.layers:

@@ -56,7 +56,7 @@ def trained_addition(
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Matrices this small gain little from a second core, lose tenfold where another process has it, and round alike."""
+    """Matrices this small gain little from a second core, and lose tenfold where another process is at work on it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
