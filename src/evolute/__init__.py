@@ -1,6 +1,7 @@
 """evolute: a second-order microscope for Transformers."""
 
 from evolute import calculus, zoo
+from evolute.calculus import closed_form, losses
 from evolute.engine.groups import groups
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
@@ -44,9 +45,11 @@ __all__ = [
     "UnknownGroupError",
     "VectorError",
     "calculus",
+    "closed_form",
     "from_dense",
     "from_matvec",
     "groups",
+    "losses",
     "to_dense",
     "zoo",
 ]

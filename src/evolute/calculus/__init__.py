@@ -1,6 +1,20 @@
-"""Second derivatives in closed form."""
+"""Second derivatives in closed form: of the sublayers, each alone, and of a whole block."""
 
-from evolute.calculus import published
+from evolute.calculus import losses, published
+from evolute.calculus.activations import activation
+from evolute.calculus.closed_form import ClosedForm, closed_form
+from evolute.calculus.normalization import layernorm, rmsnorm
 from evolute.calculus.scalar_attention import scalar_attention
+from evolute.calculus.scores import softmax
 
-__all__ = ["published", "scalar_attention"]
+__all__ = [
+    "ClosedForm",
+    "activation",
+    "closed_form",
+    "layernorm",
+    "losses",
+    "published",
+    "rmsnorm",
+    "scalar_attention",
+    "softmax",
+]

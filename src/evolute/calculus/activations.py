@@ -52,7 +52,7 @@ _C, _A = math.sqrt(2 / math.pi), 0.044715
 
 
 def _tanh_gelu_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tanh u, u′ and u″ of u = √(2/π) (x + 0.044715 x³)."""
+    """Tanh u, u′ and u″ of u = √(2/π) (x + 0.044715 x³)."""
     return torch.tanh(_C * (x + _A * x**3)), _C * (1 + 3 * _A * x.square()), 6 * _C * _A * x
 
 

@@ -1,7 +1,7 @@
-"""Attention as steps: over whole sequences (`Scores`, `Weigh`, `Mix`), and per query token (`Against`, `Weigh`, `Average`).
+"""Attention as steps: over sequences (`Scores`, `Weigh`, `Mix`), and per query token (`Against`, `Weigh`, `Average`).
 
-Over sequences q, k and v move together, at twelve L×L products per Hessian product. Per query token t the keys and values are
-constants, and what is left is a chain like any other,
+Over sequences q, k and v move together, at twelve L×L products per Hessian product. Per query token t the keys and
+values are constants, and what is left is a chain like any other,
 
     q_t = x_t W_Q    κ_t = W_K q_t    A_t = softmax(X κ_t/√d_K)    m_t = Σ_s A_ts x_s    c_t = m_t W_V
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from evolute.calculus import scores
@@ -47,7 +46,7 @@ class Setting:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b where one of them may have an axis k in front that the other has not: k joins the rows of one product."""
+    """A @ b where one of them may have an axis k in front that the other has not: k joins the rows of one product."""
     if a.ndim < b.ndim:
         return product(b.mT, a.mT).mT
     if a.ndim == b.ndim or len(a) == 1:

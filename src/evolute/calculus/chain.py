@@ -3,8 +3,8 @@
     tangent     ẇ = J ẋ, wire by wire, forwards
     cotangent   ġ = ∂g along the tangents, wire by wire, backwards:  ġ_in = Jᵀ ġ_out + (∂J)ᵀ g
 
-The loss gives the first ġ, which is G ẏ. Without it, only the functional Hessian H_f is left; without the second term, only the
-outer-product Hessian H_o.
+The loss gives the first ġ, which is G ẏ. Without it, only the functional Hessian H_f is left; without the second term,
+only the outer-product Hessian H_o.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from evolute.calculus.taps import Column, Tile
 from evolute.linop.algebra import Block
-from evolute.linop.exact import diagonal, squares
 from evolute.linop.convert import to_dense
-from evolute.linop.kronecker import KroneckerSum, Place, Term, Thin, places
+from evolute.linop.exact import diagonal, squares
+from evolute.linop.kronecker import KroneckerSum, Term, Thin, places
 from evolute.linop.memory import human, require
 from evolute.linop.operator import LinearOperator
 from evolute.linop.space import Selection
@@ -32,7 +32,7 @@ class ClosedBlock(Block):
     op: ClosedForm
 
     @classmethod
-    def of(cls, op: LinearOperator, rows: Selection, cols: Selection) -> LinearOperator:
+    def of(cls, op: LinearOperator, rows: Selection, cols: Selection) -> Block:  # pyright: ignore
         block = cls(op, rows, cols)  # pyright: ignore[reportArgumentType]
         return block if block._aligned else Block(op, rows, cols)
 
@@ -91,6 +91,10 @@ class ClosedBlock(Block):
     def _col_tiles(self) -> dict[Tile, int]:
         return _layout(self.op, self.cols) or {}
 
+    @property
+    def tiles(self) -> tuple[dict[Tile, int], dict[Tile, int]]:
+        return self._row_tiles, self._col_tiles
+
     @cached_property
     def _aligned(self) -> bool:
         return all(_layout(self.op, side) is not None for side in (self.rows, self.cols))
@@ -99,7 +103,7 @@ class ClosedBlock(Block):
 
     @cached_property
     def thin(self) -> tuple[Thin, ...]:
-        rows, cols = (self._of_norms(side) for side in (self.rows, self.cols))
+        rows, cols = (self.of_norms(side) for side in (self.rows, self.cols))
         every = torch.arange(self.rows.size, device=self.device)
         rest = torch.ones(self.cols.size, dtype=torch.bool, device=self.device)
         rest[cols] = False
@@ -109,7 +113,7 @@ class ClosedBlock(Block):
             out.append(Thin(self._columns(self.rows, self.cols, rows).mT[:, left], rows, left))
         return tuple(out)
 
-    def _of_norms(self, side: Selection) -> Tensor:
+    def of_norms(self, side: Selection) -> Tensor:
         """Which entries of a selection are parameters of norms."""
         mark = torch.zeros(self.op.space.size, dtype=torch.bool, device=self.device)
         for group, (place, _) in self.op.point.places.items():
@@ -147,12 +151,11 @@ def _layout(op: ClosedForm, side: Selection) -> dict[Tile, int] | None:
 def _(block: ClosedBlock) -> Tensor:
     m, n = block.shape
     width = torch.empty((), dtype=block.dtype).element_size()
-    instead = f"Take a smaller block, or its trace, diagonal or norms, which need no entries; a column has {human(width * m)}."
+    instead = (
+        f"Take a smaller block (a column has {human(width * m)}), or its diagonal or norms, which need no entries."
+    )
     require(width * m * n, block.device, f"a dense {m}×{n} matrix", instead)
-    out, written = torch.empty(m, n, dtype=block.dtype, device=block.device), 0
-    found = [(places(terms), places(adjoints)) for terms, adjoints in block.columns()] if False else None
-    del found, written
-    out.zero_()
+    out = _empty(block, m, n)
     for terms, adjoints in block.columns():
         for place in places(terms):
             place.write(out, mirror=block.principal and place.at[0] != place.at[1])
@@ -161,6 +164,14 @@ def _(block: ClosedBlock) -> Tensor:
     for thin in block.thin:
         thin.write(out)
     return out
+
+
+def _empty(block: ClosedBlock, m: int, n: int) -> Tensor:
+    """Zeros, unless every entry will be written: on a large matrix zeros cost as much as the entries."""
+    known = len(block.of_norms(block.rows)), len(block.of_norms(block.cols))
+    here = [sum(block.op.point.tile_sizes[tile] for tile in tiles) for tiles in block.tiles]
+    make = torch.empty if all(a + b == size for a, b, size in zip(here, known, (m, n), strict=True)) else torch.zeros
+    return make(m, n, dtype=block.dtype, device=block.device)
 
 
 @diagonal.register

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from evolute.calculus import losses, reading
 from evolute.calculus.attention_steps import Setting
 from evolute.calculus.chain import Chain, Split
+from evolute.calculus.closed_block import ClosedBlock
 from evolute.calculus.graph import augmented, over_sequences, per_token
 from evolute.calculus.losses import LossPoint, TokenLoss
-from evolute.calculus.closed_block import ClosedBlock
 from evolute.calculus.taps import Tap, Tile, Wire, linear_source
 from evolute.calculus.weights import BlockWeights
 from evolute.errors import NonFiniteError, VectorError
@@ -107,7 +107,7 @@ class Point:
         return [Tile(group, place.start + skipped, source, out_first)]
 
     def _key_taps(self, h: int, p: int, d: int) -> list[Tap]:
-        """κ_h = W_K^h q_h: stored with its input first. A bias of k is felt only where a row's weights may change sum."""
+        """κ_h = W_K^h q_h: stored with its input first. A bias of k is felt only where a row's sum may change."""
         d_K = self.weights.q.weight.shape[0] // self.weights.heads
         rows, source = slice(h * d_K, (h + 1) * d_K), Wire("q", h * d_K, (h + 1) * d_K)
         taps = [Tap(Wire("kappa", h * p, h * p + d), tuple(self._tile("k", source, rows, out_first=False)))]
@@ -265,7 +265,9 @@ def _masks(
         bias = None if mask.dtype == torch.bool else mask.masked_fill(hidden, 0).to(x)
     if padding is not None:
         if padding.shape != (batch, length) or padding.dtype != torch.bool:
-            raise VectorError(f"expected padding ({batch}, {length}) of bool, got {padding.dtype} {tuple(padding.shape)}.")
+            raise VectorError(
+                f"expected padding ({batch}, {length}) of bool, got {padding.dtype} {tuple(padding.shape)}."
+            )
         kept = kept & ~padding[:, None, None]
     if not kept.any(-1).all():
         row = int((~kept.any(-1)).nonzero()[0, -1])

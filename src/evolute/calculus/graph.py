@@ -1,4 +1,4 @@
-"""The two chains of a block: over sequences, for products with the whole Hessian; per query token, for its Kronecker terms."""
+"""The two chains of a block: over sequences, for products with all of H; per query token, for its Kronecker terms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evolute.calculus.activations import activation
 from evolute.calculus.attention_steps import Against, Average, HeadLinear, Mix, Scores, Setting, Weigh
-from evolute.calculus.normalization import layernorm, rmsnorm
+from evolute.calculus.normalization import Normalization, layernorm, rmsnorm
 from evolute.calculus.steps import Add, Affine, Gate, Linear, Local, Step
 from evolute.calculus.weights import BlockWeights, Norm, Projection
 
@@ -27,13 +27,15 @@ class Wiring:
 def over_sequences(block: BlockWeights, setting: Setting) -> Wiring:
     """Queries, keys and values move together."""
     before, source = _norm_before(block, block.norm1, "x", "norm1")
-    taps = [linear(each, name, source, name) for name, each in (("q", block.q), ("k", block.k), ("v", block.v))]
+    taps: list[Step] = [
+        linear(each, name, source, name) for name, each in (("q", block.q), ("k", block.k), ("v", block.v))
+    ]
     inner = [Scores(("q", "k"), "s", setting), Weigh(("s",), "A", setting), Mix(("A", "v"), "c", setting)]
     return Wiring([*before, *taps, *inner, *_after_attention(block)], source)
 
 
 def per_token(block: BlockWeights, setting: Setting, tokens: Tensor) -> Wiring:
-    """Keys and values of `tokens` (B, L, d), which is what attention reads, stay where they are; W_K and W_V are taps."""
+    """Keys and values of `tokens` (B, L, d), which attention reads, stay where they are; W_K and W_V are taps."""
     d_K = block.q.weight.shape[0] // block.heads
     seen, keys, values, offset = _augmented(block, tokens)
     steps = [
@@ -112,15 +114,14 @@ def _norm_before(block: BlockWeights, norm: Norm | None, x: str, name: str) -> t
 
 
 def _norm(norm: Norm, x: str, out: str, name: str) -> list[Step]:
-    make: Callable[..., Local] = lambda to: Local((x,), to, _normalise(norm))
     if norm.weight is None and norm.bias is None:
-        return [make(out)]
-    return [make(f"{name}.z"), Affine((f"{name}.z",), out, norm.weight, norm.bias, name)]
+        return [Local((x,), out, _normalise(norm))]
+    return [Local((x,), f"{name}.z", _normalise(norm)), Affine((f"{name}.z",), out, norm.weight, norm.bias, name)]
 
 
-def _normalise(norm: Norm) -> Callable[[Tensor], object]:
+def _normalise(norm: Norm) -> Callable[[Tensor], Normalization]:
     return partial(layernorm, eps=norm.eps) if norm.centred else partial(rmsnorm, eps=norm.eps)
 
 
-def linear(projection: Projection, name: str, source: str, to: str) -> Linear:
+def linear(projection: Projection, name: str, source: str, to: str) -> Step:
     return Linear((source,), to, projection.weight, projection.bias, name)

@@ -124,8 +124,10 @@ class Token(TokenLoss):
         parts = self.value(z, target), self.gradient(z, target), self.curvature(z, target)
         for part, shape in zip(parts, ((n,), (n, d), (n, d, d)), strict=True):
             if part.shape != shape:
-                raise LossError(f"value, gradient, curvature must be ({n},), ({n}, {d}), ({n}, {d}, {d}); "
-                                f"got {', '.join(str(tuple(each.shape)) for each in parts)}.")
+                raise LossError(
+                    f"value, gradient, curvature must be ({n},), ({n}, {d}), ({n}, {d}, {d}); "
+                    f"got {', '.join(str(tuple(each.shape)) for each in parts)}."
+                )
         value, gradient, curvature = parts
         return LossPoint(
             value.mean(), gradient / n, lambda tangent: torch.einsum("tab,ktb->kta", curvature / n, tangent)
@@ -138,7 +140,7 @@ class Token(TokenLoss):
 
 
 def mse() -> TokenLoss:
-    """mean (z − y)² over all entries, as `nn.MSELoss()`.
+    """Mean (z − y)² over all entries, as `nn.MSELoss()`.
 
     >>> mse().at(torch.ones(1, 2), torch.zeros(1, 2)).curvature
     tensor([[[1., 0.],
@@ -177,9 +179,7 @@ def token(value: Formula, gradient: Formula, curvature: Formula) -> TokenLoss:
         gradient: the same → ∂ℓ/∂z, (n, d).
         curvature: the same → ∂²ℓ/∂z², (n, d, d).
 
-    >>> quartic = token(
-    ...     lambda z, y: z.pow(4).sum(-1), lambda z, y: 4 * z**3, lambda z, y: torch.diag_embed(12 * z**2)
-    ... )
+    >>> quartic = token(lambda z, y: z.pow(4).sum(-1), lambda z, y: 4 * z**3, lambda z, y: torch.diag_embed(12 * z**2))
     >>> quartic.at(torch.ones(1, 1), torch.zeros(1, 1)).curvature
     tensor([[[12.]]])
     """
@@ -207,7 +207,8 @@ def resolve(loss: str | TokenLoss | nn.Module) -> TokenLoss:
     if loss == "mse" or (isinstance(loss, nn.MSELoss) and loss.reduction == "mean"):
         return MSE()
     raise LossError(
-        f"expected 'mse', ev.losses.cross_entropy(unembedding), ev.losses.token(…) or ev.losses.autodiff(…); got {loss!r}."
+        "expected 'mse', ev.losses.cross_entropy(unembedding), ev.losses.token(…) or ev.losses.autodiff(…); "
+        f"got {loss!r}."
     )
 
 

@@ -70,7 +70,7 @@ class Normalization(LocalMap):
 
 
 def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Normalization:
-    """y = γ ⊙ (x − mean x)/σ + β, with its Jacobian and its curvature.
+    """Y = γ ⊙ (x − mean x)/σ + β, with its Jacobian and its curvature.
 
     Args:
         x: tokens, (n, d).
@@ -87,7 +87,7 @@ def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = Non
 
 
 def rmsnorm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Normalization:
-    """y = γ ⊙ x/√(mean(x²) + ε), with its Jacobian and its curvature.
+    """Y = γ ⊙ x/√(mean(x²) + ε), with its Jacobian and its curvature.
 
     >>> rmsnorm(torch.tensor([[3.0, 4.0]]), eps=0.0).value
     tensor([[0.8485, 1.1314]])

@@ -25,7 +25,8 @@ def read(layer: nn.Module) -> BlockWeights:
     if _is_block(layer):
         return _block(layer)
     raise ModelError(
-        f"closed forms cover nn.TransformerEncoderLayer and the blocks of evolute.zoo; got {type(layer).__name__}. {ENGINE}"
+        f"closed forms cover nn.TransformerEncoderLayer and the blocks of evolute.zoo; got {type(layer).__name__}. "
+        f"{ENGINE}"
     )
 
 
@@ -37,11 +38,9 @@ def _encoder_layer(layer: nn.TransformerEncoderLayer) -> BlockWeights:
     _refuse_options(attention)
     _say_dropout(layer)
     q, k, v = _unpacked(attention)
-    d, f = attention.embed_dim, layer.linear1.out_features
+    d = attention.embed_dim
     parts = {
-        **{
-            name: Part("self_attn.in_proj_weight", 0, i * d, (i + 1) * d) for i, name in enumerate("qkv")
-        },
+        **{name: Part("self_attn.in_proj_weight", 0, i * d, (i + 1) * d) for i, name in enumerate("qkv")},
         **{f"{name}.bias": Part("self_attn.in_proj_bias", 0, i * d, (i + 1) * d) for i, name in enumerate("qkv")},
         **_pieces("o", "self_attn.out_proj"),
         **_pieces("w1", "linear1"),
@@ -49,7 +48,6 @@ def _encoder_layer(layer: nn.TransformerEncoderLayer) -> BlockWeights:
         **_pieces("norm1", "norm1", weight="norm1.weight"),
         **_pieces("norm2", "norm2", weight="norm2.weight"),
     }
-    del f
     space, known = _space(layer, parts)
     return BlockWeights(
         heads=attention.num_heads,
@@ -70,7 +68,7 @@ def _encoder_layer(layer: nn.TransformerEncoderLayer) -> BlockWeights:
 
 def _refuse_options(attention: nn.MultiheadAttention) -> None:
     options = {
-        "kdim or vdim": not attention._qkv_same_embed_dim,
+        "kdim or vdim": not attention._qkv_same_embed_dim,  # pyright: ignore[reportPrivateUsage]
         "add_bias_kv": attention.bias_k is not None,
         "add_zero_attn": attention.add_zero_attn,
     }
@@ -195,9 +193,9 @@ def _norm(module: nn.Module | None) -> Norm | None:
     if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
         raise ModelError(f"closed forms cover nn.LayerNorm and nn.RMSNorm; got {type(module).__name__}. {ENGINE}")
     weight, bias = module.weight, getattr(module, "bias", None)
-    eps = module.eps if module.eps is not None else torch.finfo(torch.float32 if weight is None else weight.dtype).eps
+    eps = torch.finfo(weight.dtype).eps if module.eps is None else module.eps
     return Norm(
-        None if weight is None else weight.detach(),
+        None if weight is None else weight.detach(),  # pyright: ignore[reportUnnecessaryComparison]
         None if bias is None else bias.detach(),
         eps,
         isinstance(module, nn.LayerNorm),

@@ -60,7 +60,7 @@ KINDS = {"softmax": "softmax", "linear": "identity", "sigmoid": "sigmoid", "relu
 
 
 def softmax(scores: Tensor) -> Softmax:
-    """A = softmax(s), row by row: J = diag(A) − A Aᵀ.
+    """Attention weights, row by row: A = exp(s)/Σ exp(s), J = diag(A) − A Aᵀ.
 
     >>> softmax(torch.zeros(1, 2)).jacobian
     tensor([[[ 0.2500, -0.2500],

@@ -102,9 +102,7 @@ class Linear(Step):
 
     def gradients(self, g: Some, tangents: tuple[Some, ...], *, functional: bool) -> dict[str, Tensor]:
         tangent = tangents[0] if functional else None
-        own = total(
-            None if g is None else g.mT @ self.values[0], None if tangent is None else self.g.mT @ tangent
-        )
+        own = total(None if g is None else g.mT @ self.values[0], None if tangent is None else self.g.mT @ tangent)
         out = {} if own is None else {self.name: own}
         if g is not None and self.bias is not None:
             out[self.bias_name] = g.sum(1)

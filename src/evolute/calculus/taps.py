@@ -1,7 +1,7 @@
 """Taps u = in · W, and the Kronecker terms between any two of them.
 
-For a change of W_j by E, u_j moves by in_j E. With one unit tangent at u_j after the other, the chain gives ġ_i at every later tap
-and the tangent of in_i before it, and the block of the Hessian is, summed over tokens,
+A change of W_j by E moves u_j by in_j E. With one unit tangent at u_j after the other, the chain gives ġ_i at every
+later tap and the tangent of in_i before it, and the block of the Hessian is, summed over tokens,
 
     H(W_i, W_j) = in_i ⊗ ġ_i ⊗ in_j   (straight)   +   g_i ⊗ ∂in_i/∂u_j ⊗ in_j   (crossed)
 
@@ -36,7 +36,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Tile:
-    """A weight of a tap: stored (out, in), or (in, out) where `out_first` is not set, from `offset` on in the flat vector.
+    """A weight of a tap: from `offset` on in the flat vector, stored (out, in), or (in, out) if not `out_first`.
 
     Without `source` its input is one: a bias.
     """
@@ -78,7 +78,8 @@ class Column:
     def between(self, row: Tap, tile: Tile, own: Tile, *, limit: int) -> Iterator[Term]:
         """The straight and the crossed term of two tiles; middles above the limit of entries stay lazy."""
         chain, at = self.chain, (tile.offset, own.offset)
-        inputs, col = _input(tile, chain), _input(own, chain)
+        inputs = _input(tile, chain)
+        col = inputs if tile == own else _input(own, chain)
         straight = Lazy((self.width, len(col), self._size(row.wire)), lambda a, b: self._cotangent(row.wire, a, b))
         yield Term(inputs, col, _kept(straight, limit), not tile.out_first, not own.out_first, at)
         crossed = None if tile.source is None or not self.split.bends else self._crossed(tile.source)

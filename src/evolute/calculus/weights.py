@@ -1,4 +1,4 @@
-"""What a block is made of, whoever made it: projections, norms, and where their entries lie in the vector of parameters."""
+"""What a block is made of, whoever made it: projections, norms, and where their entries lie among the parameters."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from evolute.linop.operator import LinearOperator
 
 
 class NoStructure(VectorError):
-    """The operator is known by its products alone: what was asked for can only be estimated, or read off its entries."""
+    """The operator is known by its products alone: what was asked for can be estimated, or read off its entries."""
 
 
 @singledispatch

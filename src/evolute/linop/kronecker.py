@@ -1,12 +1,12 @@
 """Sums over tokens of Kronecker products, never written out unless asked.
 
-A block of a Hessian has rows that are the entries of one matrix, (r, m) or (m, r), and columns that are those of another, (c, e) or
-(e, c). A term ties r and c to one vector each per token, and m and e to a matrix:
+A block of a Hessian has rows that are the entries of one matrix, (r, m) or (m, r), and columns that are those of
+another, (c, e) or (e, c). A term ties r and c to one vector each per token, and m and e to a matrix:
 
     Σ_t row[t, r] · col[t, c] · middle[e, t, m]
 
-Where r stands at the same place in its pair as c in its own, that is A ⊗ B, a *straight* term; where not, a Kronecker product
-followed by a commutation matrix, a *crossed* one. Index legend: t token (n of them), k vector.
+Where r stands at the same place in its pair as c in its own, that is A ⊗ B, a *straight* term; where not, a Kronecker
+product followed by a commutation matrix, a *crossed* one. Index legend: t token (n of them), k vector.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from evolute.linop.operator import LinearOperator
 from evolute.linop.space import Space
 
-CHUNK = 1 << 21  # entries of one slice of a middle
+CHUNK = 1 << 19  # entries of one slice of a middle
 
 
 class Middle(ABC):
@@ -104,7 +104,7 @@ class Term:
         return self.row.shape[1] * m, self.col.shape[1] * e
 
     def add_product(self, vectors: Tensor, out: Tensor) -> None:
-        """out += A v for each row v of (k, columns); both of the whole operator."""
+        """Out += A v for each row v of (k, columns); both of the whole operator."""
         (_, n, m), r = self.middle.shape, self.row.shape[1]
         V = _pair(vectors[:, self.at[1] : self.at[1] + self.size[1]], self.col_first, self.col.shape[1])  # (k, c, e)
         inner = torch.matmul(self.col, V)  # (k, t, e)
@@ -116,7 +116,7 @@ class Term:
         target += torch.matmul(self.row.mT, moved)
 
     def add_adjoint(self, vectors: Tensor, out: Tensor) -> None:
-        """out += Aᵀ u for each row u of (k, rows)."""
+        """Out += Aᵀ u for each row u of (k, rows)."""
         U = _pair(vectors[:, self.at[0] : self.at[0] + self.size[0]], self.row_first, self.row.shape[1])  # (k, r, m)
         inner = torch.matmul(self.row, U).transpose(0, 1)  # (t, k, m)
         target = _pair(out[:, self.at[1] : self.at[1] + self.size[1]], self.col_first, self.col.shape[1])  # (k, c, e)
@@ -174,23 +174,35 @@ class Place:
     def size(self) -> tuple[int, int]:
         return self.terms[0].size
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """The block in slices over e, (E, m, r, c), in the order that the first term gives its rows."""
-        first = self.terms[0]
-        outer = [_outer(term) for term in self.terms]
-        width = max(1, CHUNK // max(1, self.size[0] * first.col.shape[1], first.middle.shape[1] * first.middle.shape[2]))
-        for start in range(0, first.middle.shape[0], width):
-            stop = min(start + width, first.middle.shape[0])
-            yield slice(start, stop), self._chunk(start, stop, outer)
+    @property
+    def symmetric(self) -> bool:
+        """One weight with itself: middle[e, t, m] = middle[m, t, e]."""
+        return self.terms[0].row is self.terms[0].col
 
-    def _chunk(self, start: int, stop: int, outer: Sequence[Tensor]) -> Tensor:
+    def chunks(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """The block in slices (m, e), each (E, M, r, c) in the order that the first term gives its rows.
+
+        A slice lives until the next one is asked for. Of a symmetric block only m ≥ the first e of the slice.
+        """
+        first, (e, n, m) = self.terms[0], self.terms[0].middle.shape
+        outer = [_outer(term) for term in self.terms]
+        width = max(1, CHUNK // max(1, m * first.row.shape[1] * first.col.shape[1], n * m // 8))
+        buffers = [vectors.new_empty(0) for vectors in outer]
+        for start in range(0, e, width):
+            stop = min(start + width, e)
+            below = start if self.symmetric else 0
+            yield slice(below, m), slice(start, stop), self._chunk(start, stop, below, outer, buffers)
+
+    def _chunk(self, start: int, stop: int, below: int, outer: Sequence[Tensor], buffers: Sequence[Tensor]) -> Tensor:
         first, out = self.terms[0], None
-        for term, vectors in zip(self.terms, outer, strict=True):
+        for term, vectors, buffer in zip(self.terms, outer, buffers, strict=True):
             turned = term.row_first != first.row_first
             if isinstance(term.middle, Diagonal) and turned and out is not None:
                 _add_diagonal(out, term, vectors, start, stop)
                 continue
-            part = torch.matmul(term.middle.part(start, stop).mT, vectors)  # (E, m, r·c)
+            middle = term.middle.part(start, stop)[..., below:].mT  # (E, M, n)
+            buffer.resize_(len(middle), middle.shape[1], vectors.shape[1])
+            part = torch.bmm(middle, vectors.expand(len(middle), -1, -1), out=buffer)
             part = part.unflatten(-1, (term.row.shape[1], term.col.shape[1]))
             part = part.transpose(1, 2) if turned else part
             out = part if out is None else out.add_(part)
@@ -201,23 +213,31 @@ class Place:
         """The block into its place in a matrix; mirrored, into the transposed place as well."""
         (i, j), (rows, cols), first = self.at, self.size, self.terms[0]
         targets = [_four(matrix[i : i + rows, j : j + cols], first)]
-        if mirror:
+        if mirror or self.symmetric:
             targets.append(_four(matrix[j : j + cols, i : i + rows].mT, first))
-        for e, chunk in self.chunks():
+        for m, e, chunk in self.chunks():
             for target in targets:
-                target[:, :, e].copy_(chunk.permute(1, 2, 0, 3))
+                target[m, :, e].copy_(chunk.permute(1, 2, 0, 3))
 
     def squares(self) -> Tensor:
         """‖block‖²_F, by the cheaper of two ways: Gram matrices over tokens, or the entries."""
         n, vectors = len(self.terms[0].row), self.terms[0].row.shape[1] * self.terms[0].col.shape[1]
         if n > vectors:
-            return torch.stack([chunk.square().sum() for _, chunk in self.chunks()]).sum()
+            return torch.stack([_squared(m, e, chunk, self.symmetric) for m, e, chunk in self.chunks()]).sum()
         pairs = combinations_with_replacement(self.terms, 2)
         return torch.stack([_inner(a, b) * (1 if a is b else 2) for a, b in pairs]).sum()
 
 
+def _squared(m: slice, e: slice, chunk: Tensor, symmetric: bool) -> Tensor:
+    """Σ chunk²; of a symmetric block what lies beyond the slice of e counts twice."""
+    if not symmetric:
+        return chunk.square().sum()
+    inside = e.stop - m.start
+    return chunk[:, :inside].square().sum() + 2 * chunk[:, inside:].square().sum()
+
+
 def _outer(term: Term) -> Tensor:
-    """row ⊗ col per token, (n, r·c)."""
+    """Row ⊗ col per token, (n, r·c)."""
     return (term.row[:, :, None] * term.col[:, None]).flatten(1)
 
 
@@ -239,17 +259,33 @@ def _four(block: Tensor, term: Term) -> Tensor:
 def _inner(a: Term, b: Term) -> Tensor:
     """⟨A, B⟩ of two terms of one place, whose column pairs are read alike."""
     if a.row_first == b.row_first:
-        gram = a.row.new_zeros(len(a.row), len(a.row))
-        for start, part in a.middle.slices(_width(a.middle)):
-            other = part if a.middle is b.middle else b.middle.part(start, start + len(part))
-            for left, right in zip(part, other, strict=True):
-                gram.addmm_(left, right.mT)
+        gram = _own_gram(a) if a is b and a.row is a.col else _gram(a, b)
         return ((a.row @ b.row.mT) * (a.col @ b.col.mT) * gram).sum()
     cols, out = a.col @ b.col.mT, a.row.new_zeros(())
     for start, part in a.middle.slices(_width(a.middle)):
         for left, right in zip(part, b.middle.part(start, start + len(part)), strict=True):
             out = out + (cols * (left @ b.row.mT) * (a.row @ right.mT)).sum()  # (t, s) each
     return out
+
+
+def _gram(a: Term, b: Term) -> Tensor:
+    """Σ_em a.middle[e, t, m] b.middle[e, s, m], (t, s)."""
+    gram = a.row.new_zeros(len(a.row), len(a.row))
+    for start, part in a.middle.slices(_width(a.middle)):
+        other = part if a.middle is b.middle else b.middle.part(start, start + len(part))
+        for left, right in zip(part, other, strict=True):
+            gram.addmm_(left, right.mT)
+    return gram
+
+
+def _own_gram(term: Term) -> Tensor:
+    """The same with itself, of a middle that is symmetric in e and m: those with m > e count twice."""
+    gram = term.row.new_zeros(len(term.row), len(term.row))
+    for start, part in term.middle.slices(_width(term.middle)):
+        for e, left in enumerate(part, start):
+            gram.addmm_(left[:, e + 1 :], left[:, e + 1 :].mT, alpha=2.0)
+            gram.addr_(left[:, e], left[:, e])
+    return gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +314,7 @@ class Thin:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KroneckerSum(LinearOperator):
-    """A sum of straight and crossed Kronecker terms, of the adjoints of such terms, and of thin blocks that are at hand.
+    """A sum of straight and crossed Kronecker terms, of adjoints of such terms, and of thin blocks that are at hand.
 
     Of a symmetric sum the adjoints are those of the terms off the diagonal.
     """
