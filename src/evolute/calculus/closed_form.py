@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from evolute.calculus import losses, reading
 from evolute.calculus.attention_steps import Setting
+from evolute.calculus.bounds import Bounds, bounds
 from evolute.calculus.chain import Chain, Split
 from evolute.calculus.closed_block import ClosedBlock
 from evolute.calculus.graph import augmented, over_sequences, per_token
@@ -18,9 +20,11 @@ from evolute.calculus.taps import Tap, Tile, Wire, linear_source
 from evolute.calculus.weights import BlockWeights
 from evolute.errors import NonFiniteError, VectorError
 from evolute.linop.convert import to_dense
-from evolute.linop.exact import diagonal, squares
+from evolute.linop.exact import diagonal, frobenius, spectral, squares
+from evolute.linop.memory import require
 from evolute.linop.operator import LinearOperator, SymmetricOperator
 from evolute.linop.space import Part, Select, Space
+from evolute.linop.tables import PairTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +192,102 @@ class ClosedForm(SymmetricOperator):
                     out[:, self.point.places[group][0]] = gradient.flatten(1)
         return out
 
+    def gradient(self) -> Tensor:
+        """∂ℓ/∂w, flat."""
+        chain = self.point.sequences
+        out = torch.zeros(self.space.size, dtype=self.dtype, device=self.device)
+        for step in chain.steps:
+            still = (None,) * len(step.reads)
+            for group, gradient in step.gradients(chain.gradients[step.writes][None], still, functional=False).items():
+                if group in self.point.places:
+                    out[self.point.places[group][0]] = gradient.flatten()
+        return out
+
+    @property
+    def input(self) -> InputHessian:
+        """The Hessian of the same loss in the tokens x: what curvature hands on to the layer below."""
+        return InputHessian(self.point, self.split)
+
     # ---- blocks
+
+    def norms(self, kind: str = "fro", groups: Sequence[str] | None = None) -> PairTable:
+        """The norm of every block, exact.
+
+        Args:
+            kind: "fro", from the Kronecker terms; or "spectral", the largest singular value.
+            groups: which ones; all, if not said.
+        """
+        if kind not in ("fro", "spectral"):
+            raise VectorError(f"expected the norm 'fro' or 'spectral', got {kind!r}.")
+        names = tuple(self.groups if groups is None else groups)
+        measure = frobenius if kind == "fro" else spectral
+        values = torch.zeros(len(names), len(names), dtype=torch.float64)
+        for i, a in enumerate(names):
+            for j, b in enumerate(names[: i + 1]):
+                values[i, j] = values[j, i] = measure(self.block(a, b))
+        return PairTable(kind, names, values)
+
+    def bounds(self, groups: Sequence[str] | None = None, *, norms: bool = True) -> Bounds:
+        """A bound of the spectral norm of every block and of the whole, beside the norms, to show how loose it is.
+
+        Args:
+            groups: which ones; all, if not said.
+            norms: whether to compute the norms themselves, which takes longer.
+        """
+        names = tuple(self.groups if groups is None else groups)
+        return bounds(self, names, self.norms("spectral", names) if norms else None)
 
     def block(self, rows: Select, cols: Select) -> LinearOperator:
         return ClosedBlock.of(self, self.space.resolve(rows), self.space.resolve(cols))
+
+
+class InputHessian(SymmetricOperator):
+    """∂²ℓ/∂x² of a block's loss in its tokens, (B, L, d): sequences do not feel one another."""
+
+    def __init__(self, point: Point, split: Split) -> None:
+        self.point, self.split = point, split
+
+    @property
+    def space(self) -> Space:
+        setting, tokens = self.point.setting, self.point.tokens
+        shape = (setting.batch, setting.length, tokens.shape[1])
+        return Space({"x": shape}, {}, tokens.dtype, tokens.device)
+
+    def apply_rows(self, rows: Tensor) -> Tensor:
+        chain = self.point.sequences
+        tangents = chain.tangents({"x": rows.unflatten(1, self.point.tokens.shape)}, {})
+        return chain.cotangents(tangents, {}, self.split, {"x"})["x"].flatten(1) if len(rows) else rows.clone()
+
+    def per_sequence(self) -> Tensor:
+        """The blocks of the diagonal, (B, L·d, L·d); all that lies between sequences is zero."""
+        batch, size = self.point.setting.batch, self.space.size // self.point.setting.batch
+        unit = torch.eye(size, dtype=self.dtype, device=self.device)
+        return (
+            torch.stack([self.apply_rows(row.repeat(1, batch))[0] for row in unit])
+            .view(size, batch, size)
+            .transpose(0, 1)
+        )
+
+
+@to_dense.register
+def _(op: InputHessian) -> Tensor:
+    require(
+        op.space.size**2 * op.point.tokens.element_size(),
+        op.device,
+        "the Hessian in the input",
+        "Take op.per_sequence().",
+    )
+    return torch.block_diag(*op.per_sequence())
+
+
+@diagonal.register
+def _(op: InputHessian) -> Tensor:
+    return op.per_sequence().diagonal(dim1=1, dim2=2).flatten()
+
+
+@squares.register
+def _(op: InputHessian) -> Tensor:
+    return op.per_sequence().square().sum()
 
 
 def closed_form(

@@ -78,8 +78,8 @@ class Column:
     def between(self, row: Tap, tile: Tile, own: Tile, *, limit: int) -> Iterator[Term]:
         """The straight and the crossed term of two tiles; middles above the limit of entries stay lazy."""
         chain, at = self.chain, (tile.offset, own.offset)
-        inputs = _input(tile, chain)
-        col = inputs if tile == own else _input(own, chain)
+        inputs = input_of(tile, chain)
+        col = inputs if tile == own else input_of(own, chain)
         straight = Lazy((self.width, len(col), self._size(row.wire)), lambda a, b: self._cotangent(row.wire, a, b))
         yield Term(inputs, col, _kept(straight, limit), not tile.out_first, not own.out_first, at)
         crossed = None if tile.source is None or not self.split.bends else self._crossed(tile.source)
@@ -130,7 +130,7 @@ class Column:
         self._range = (start, stop)
 
 
-def _input(tile: Tile, chain: Chain) -> Tensor:
+def input_of(tile: Tile, chain: Chain) -> Tensor:
     """in_t, (n, p)."""
     if tile.source is None:
         return next(iter(chain.gradients.values())).new_ones(len(chain.gradients[chain.out]), 1)
