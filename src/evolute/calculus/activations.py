@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evolute.calculus.local import LocalMap
-from evolute.errors import ModelError
+from evolute.errors import CurvatureWarning, ModelError
 
 Elementwise = Callable[[Tensor], Tensor]
 
@@ -148,6 +149,25 @@ def activation(x: Tensor, name: str = "relu") -> Pointwise:
     """
     phi = named(name)
     return Pointwise(phi.value(x), phi.slope(x), phi.bend(x))
+
+
+def at_kink(name: str, x: Tensor, kept: Tensor | None = None) -> int:
+    """How many entries lie exactly where φ′ jumps; of those that are kept, if not all are."""
+    if not named(name).kinked:
+        return 0
+    zero = x == 0
+    return int((zero if kept is None else zero & kept).sum())
+
+
+def say_kinks(count: int, stacklevel: int = 3) -> None:
+    """Once per call of the user's, if there is anything to say."""
+    if count:
+        warnings.warn(
+            f"{count} entries lie exactly at the kink of a ReLU, where it has no second derivative: this is the "
+            "almost-everywhere Hessian, with φ′(0) = 0 and φ″(0) = 0.",
+            CurvatureWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def named(name: str) -> Activation:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from evolute.calculus import scores
+from evolute.calculus.activations import at_kink
 from evolute.calculus.steps import Moved, Some, Step, total
 
 
@@ -42,7 +43,14 @@ class Setting:
         return heads.transpose(-3, -2).reshape(*lead, self.batch * self.length, self.heads * width)
 
     def weights(self, raw: Tensor) -> scores.Weights:
-        return scores.weights(self.kind, raw if self.bias is None else raw + self.bias, self.kept)
+        return scores.weights(self.kind, self._biased(raw), self.kept)
+
+    def at_kink(self, raw: Tensor) -> int:
+        """How many scores lie exactly where their weight has a kink."""
+        return 0 if self.kind == "softmax" else at_kink(scores.KINDS[self.kind], self._biased(raw), self.kept)
+
+    def _biased(self, raw: Tensor) -> Tensor:
+        return raw if self.bias is None else raw + self.bias
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from evolute.calculus import losses, reading
+from evolute.calculus.activations import at_kink, say_kinks
 from evolute.calculus.attention_steps import Setting
 from evolute.calculus.bounds import Bounds, bounds
 from evolute.calculus.chain import Chain, Split
 from evolute.calculus.closed_block import ClosedBlock
 from evolute.calculus.graph import augmented, over_sequences, per_token
 from evolute.calculus.losses import LossPoint, TokenLoss
+from evolute.calculus.masks import masks
 from evolute.calculus.taps import Tap, Tile, Wire, linear_source
 from evolute.calculus.weights import BlockWeights
 from evolute.errors import NonFiniteError, VectorError
@@ -57,6 +59,13 @@ class Point:
         seen = self.source.unflatten(0, (self.setting.batch, self.setting.length))
         wiring = per_token(self.weights, self.setting, seen)
         return Chain.settled(wiring.steps, {"x": self.tokens, "source": self.source}, self._loss_at)
+
+    @property
+    def at_kink(self) -> int:
+        """How many entries lie exactly at the kink of a ReLU."""
+        values, gated = self.sequences.values, self.weights.gate is not None
+        before = values.get("hg" if gated else "h")
+        return self.setting.at_kink(values["s"]) + (0 if before is None else at_kink(self.weights.activation, before))
 
     # ---- parameters
 
@@ -319,8 +328,11 @@ def closed_form(
     _check_tokens(x, weights)
     batch, length, _ = x.shape
     flat = resolved.flat_target(target.to(x.device) if isinstance(target, Tensor) else target, x.shape)  # pyright: ignore
-    setting = Setting(batch, length, weights.heads, weights.attention, *_masks(weights, x, mask, padding))
-    return ClosedForm(Point(weights, setting, x.detach().reshape(batch * length, -1), resolved, flat.detach()))
+    allowed = masks(x, mask, padding, causal=weights.causal, sink=weights.sink, kind=weights.attention)
+    setting = Setting(batch, length, weights.heads, weights.attention, allowed.kept, allowed.bias)
+    point = Point(weights, setting, x.detach().reshape(batch * length, -1), resolved, flat.detach())
+    say_kinks(point.at_kink)
+    return ClosedForm(point)
 
 
 def _arranged(layer: nn.Module, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,35 +355,6 @@ def _check_tokens(x: Tensor, weights: BlockWeights) -> None:
         )
     if not torch.isfinite(x).all():
         raise NonFiniteError("the tokens x are not finite.")
-
-
-def _masks(
-    weights: BlockWeights, x: Tensor, mask: Tensor | None, padding: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Where a query may look, (B or 1, 1, L, L), and what is added to the scores."""
-    batch, length, _ = x.shape
-    kept, bias = torch.ones(1, 1, length, length, dtype=torch.bool, device=x.device), None
-    if weights.causal:
-        kept = kept.tril()
-    if mask is not None:
-        if mask.shape != (length, length):
-            raise VectorError(f"expected a mask ({length}, {length}), got {tuple(mask.shape)}.")
-        hidden = mask if mask.dtype == torch.bool else torch.isneginf(mask)
-        kept = kept & ~hidden
-        bias = None if mask.dtype == torch.bool else mask.masked_fill(hidden, 0).to(x)
-    if padding is not None:
-        if padding.shape != (batch, length) or padding.dtype != torch.bool:
-            raise VectorError(
-                f"expected padding ({batch}, {length}) of bool, got {padding.dtype} {tuple(padding.shape)}."
-            )
-        kept = kept & ~padding[:, None, None]
-    if not kept.any(-1).all():
-        row = int((~kept.any(-1)).nonzero()[0, -1])
-        raise NonFiniteError(f"query {row} may look at no key at all: its attention is 0/0. Let it look at itself.")
-    if weights.sink:
-        bias = (x.new_zeros(length, length) if bias is None else bias).clone()
-        bias[:, 0] += weights.sink
-    return (None if kept.all() else kept), bias
 
 
 @to_dense.register

@@ -27,11 +27,13 @@ class Wiring:
 def over_sequences(block: BlockWeights, setting: Setting) -> Wiring:
     """Queries, keys and values move together."""
     before, source = _norm_before(block, block.norm1, "x", "norm1")
-    taps: list[Step] = [
-        linear(each, name, source, name) for name, each in (("q", block.q), ("k", block.k), ("v", block.v))
-    ]
-    inner = [Scores(("q", "k"), "s", setting), Weigh(("s",), "A", setting), Mix(("A", "v"), "c", setting)]
-    return Wiring([*before, *taps, *inner, *_after_attention(block)], source)
+    return Wiring([*before, *attend(block.q, block.k, block.v, setting, source), *_after_attention(block)], source)
+
+
+def attend(q: Projection, k: Projection, v: Projection, setting: Setting, source: str) -> list[Step]:
+    """From the tokens on wire `source` to the mixed values c of all heads."""
+    taps: list[Step] = [linear(each, name, source, name) for name, each in (("q", q), ("k", k), ("v", v))]
+    return [*taps, Scores(("q", "k"), "s", setting), Weigh(("s",), "A", setting), Mix(("A", "v"), "c", setting)]
 
 
 def per_token(block: BlockWeights, setting: Setting, tokens: Tensor) -> Wiring:
