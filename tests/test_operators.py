@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 import evolute as ev
 import oracles
+from evolute.calculus.closed_block import ClosedBlock
+from evolute.calculus.closed_form import ClosedForm
 from evolute.engine.operators import CurvatureOperator
 from evolute.linop import LinearOperator
+from evolute.linop.kronecker import KroneckerSum
 from families import FAMILIES, Family
 
 KINDS: dict[str, type[CurvatureOperator]] = {
@@ -59,6 +62,21 @@ def _wide() -> LinearOperator:
     return _dense().block(["w", "c"], "b")
 
 
+def _closed() -> ClosedForm:
+    """A post-norm block with biases: 8 groups of weights, 8 of biases and norms."""
+    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True, activation="gelu").double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return ev.closed_form(layer, *(torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(2)))
+
+
+def _kronecker(rows: list[str], cols: list[str]) -> KroneckerSum:
+    block = _closed().block(rows, cols)
+    assert isinstance(block, ClosedBlock)
+    return block.kronecker
+
+
 MAKERS: dict[str, Callable[[], LinearOperator]] = {
     "Hessian": lambda: ev.Hessian(_objective()),
     "Hessian, recomputed": lambda: ev.Hessian(_objective(memory=0)),
@@ -72,6 +90,14 @@ MAKERS: dict[str, Callable[[], LinearOperator]] = {
     "CurvatureBlock, slices": lambda: ev.GaussNewton(_objective()).block(
         ev.Part("2.weight", 1, 1, 4), ev.Part("0.weight", 0, 2)
     ),
+    "ClosedForm": _closed,
+    "ClosedForm, outer": lambda: _closed().outer,
+    "ClosedForm, functional": lambda: _closed().functional,
+    "ClosedBlock": lambda: _closed().block(["w1", "q", "norm1.bias"], ["k", "w2.bias", "norm2.weight"]),
+    "ClosedBlock, principal": lambda: _closed().restrict(["v", "norm1.weight", "k"]),
+    "KroneckerSum": lambda: _kronecker(["w1", "k", "norm1.bias"], ["q", "w2.bias"]),
+    "KroneckerSum, principal": lambda: _kronecker(["v", "norm1.weight", "k"], ["v", "norm1.weight", "k"]),
+    "InputHessian": lambda: _closed().input,
     "Dense": _dense,
     "Matvec": _matvec,
     "Matvec, from SciPy": lambda: ev.from_matvec(aslinearoperator(_matrix(6).numpy())),

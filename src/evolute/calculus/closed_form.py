@@ -176,8 +176,7 @@ class ClosedForm(SymmetricOperator):
         return max(1, min(64, (1 << 22) // max(1, widest)))
 
     def apply_rows(self, rows: Tensor) -> Tensor:
-        block = self.preferred_block
-        parts = [self._apply(rows[start : start + block]) for start in range(0, len(rows), block)]
+        parts = [self._apply(part) for part in rows.split(self.preferred_block)]  # one empty part, of no rows
         return torch.cat(parts) if len(parts) != 1 else parts[0]
 
     def _apply(self, rows: Tensor) -> Tensor:
