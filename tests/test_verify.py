@@ -190,7 +190,7 @@ def test_json_without_a_file_at_the_end(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_list_runs_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "run", lambda *_, **__: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr("evolute.cli.verify.run", lambda *_, **__: pytest.fail("nothing is to be run"))
     assert command("verify", "--list") == 0
     out = capsys.readouterr().out
     names = [s.name for s in verify.registered()]
@@ -249,6 +249,6 @@ def test_as_a_module_and_without_a_terminal() -> None:
 
 
 def test_importing_evolute_does_not_import_the_command_line() -> None:
-    code = "import sys, evolute; print({'typer', 'rich', 'evolute.verify'} & set(sys.modules))"
+    code = "import sys, evolute; print({'typer', 'evolute.cli', 'evolute.verify'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

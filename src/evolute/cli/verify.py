@@ -1,17 +1,11 @@
-"""The command line: `evolute verify`.
-
-Exit codes: 0 all is well, 1 a statement fails, 2 the command was not understood.
-"""
+"""`evolute verify`: every closed form against automatic differentiation."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,63 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from typer.exceptions import TyperException
 
 from evolute import __version__
-from evolute.errors import EvoluteError
+from evolute.cli.json_output import JsonFile, check_writable, emit
+from evolute.cli.printing import console, plain
 from evolute.verify import Outcome, Statement, registered, run, select
 
-WIDE = 170  # columns, where the output goes to a file or a pipe
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; a mistake in it is told in one sentence, with exit code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        code = app(args=_with_json_file(given) or ["--help"], prog_name="evolute", standalone_mode=False)
-    except typer.Abort:
-        code = 130
-    except (EvoluteError, TyperException) as error:
-        told = error.format_message() if isinstance(error, TyperException) else str(error)
-        print(f"evolute: {' '.join(told.split()).rstrip('.')}.", file=sys.stderr)
-        code = 2
-    raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _with_json_file(arguments: list[str]) -> list[str]:
-    """`--json` alone writes to standard output, as `--json -` does."""
-    out: list[str] = []
-    for argument, following in zip_longest(arguments, arguments[1:]):
-        alone = argument == "--json" and (following is None or _is_option(following))
-        out += ["--json", "-"] if alone else [argument]
-    return out
-
-
-def _is_option(argument: str) -> bool:
-    return argument.startswith("-") and argument != "-"
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"evolute {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def evolute(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
-    """A second-order microscope for Transformers: exact curvature, in closed form and of any PyTorch model.
-
-    Start with [bold]evolute verify[/bold]: it checks the closed forms against automatic differentiation.
-    """
-
-
-@app.command()
 def verify(
     seed: Annotated[int, typer.Option(help="Draws the problems; the same seed draws the same ones.", min=0)] = 0,
     trials: Annotated[int, typer.Option(help="Random problems for each statement.", min=1)] = 10,
@@ -84,10 +28,7 @@ def verify(
     as_printed: Annotated[
         bool, typer.Option("--as-printed", help="Also what the papers print and does not hold, at a counterexample.")
     ] = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="[FILE]", help="JSON to FILE beside the table; without FILE, in its place."),
-    ] = None,
+    json_file: JsonFile = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the statements; run none.")] = False,
 ) -> None:
     """Check every closed form against automatic differentiation, on random sizes, in float64.
@@ -109,7 +50,7 @@ def verify(
     if list_only:
         _list(chosen)
         return
-    _refuse_unwritable(json_file)
+    check_writable(json_file)
     with _one_thread():
         outcomes = list(_watched(chosen, seed, trials))
     _report(outcomes, seed, trials, json_file)
@@ -129,9 +70,9 @@ def _one_thread() -> Generator[None]:
 
 def _watched(statements: Sequence[Statement[Any]], seed: int, trials: int) -> Iterator[Outcome]:
     """The outcomes, with a bar on the terminal if there is one."""
-    console = Console(stderr=True)
+    terminal = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("", total=len(statements))
         for statement in statements:
             progress.update(task, description=statement.name)
@@ -142,26 +83,16 @@ def _watched(statements: Sequence[Statement[Any]], seed: int, trials: int) -> It
 # ---------------------------------------------------------------- what is printed
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
-
-
 def _list(statements: Sequence[Statement[Any]]) -> None:
     table = Table("statement", "says", box=None)
     for statement in statements:
         table.add_row(statement.name, statement.says)
-    _console().print(table)
+    console().print(table)
 
 
 def _report(outcomes: Sequence[Outcome], seed: int, trials: int, file: Path | None) -> None:
-    text = json.dumps(_document(outcomes, seed, trials), indent=2, ensure_ascii=False, allow_nan=False)
-    if file == Path("-"):
-        print(text)
-        return
-    if file is not None:
-        file.write_text(text + "\n", encoding="utf-8")
-    _console().print(_table(outcomes), _verdict(outcomes), sep="\n")
+    if emit(_document(outcomes, seed, trials), file):
+        console().print(_table(outcomes), _verdict(outcomes), sep="\n")
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
@@ -171,13 +102,8 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
     for o in outcomes:
         says = f"{o.says}\n{o.note}" if o.note and not o.erratum else o.says
         times = (_milliseconds(seconds) for seconds in (o.closed_seconds, o.oracle_seconds))
-        table.add_row(*(_plain(cell) for cell in (o.name, says, _size(o))), _mark(o), *times)
+        table.add_row(*(plain(cell) for cell in (o.name, says, _size(o))), _mark(o), *times)
     return table
-
-
-def _plain(text: str) -> str:
-    """Square brackets are mathematics here, not markup."""
-    return text.replace("[", r"\[")
 
 
 def _size(outcome: Outcome) -> str:
@@ -199,7 +125,7 @@ def _verdict(outcomes: Sequence[Outcome]) -> str:
     errata = sum(outcome.erratum for outcome in outcomes)
     if failing:
         names = "; ".join(outcome.name for outcome in failing)
-        return f"[bold red]{len(failing)} of {len(outcomes)} not as stated:[/] {_plain(names)}."
+        return f"[bold red]{len(failing)} of {len(outcomes)} not as stated:[/] {plain(names)}."
     shown = f"; {errata} printed statements do not, as listed in the errata" if errata else ""
     return f"[green]All {len(outcomes) - errata} statements hold{shown}.[/]"
 
@@ -212,18 +138,5 @@ def _document(outcomes: Sequence[Outcome], seed: int, trials: int) -> dict[str, 
         "seed": seed,
         "trials": trials,
         "passed": all(outcome.as_expected for outcome in outcomes),
-        "statements": [
-            {key: _finite(value) for key, value in asdict(outcome).items()} | {"as_expected": outcome.as_expected}
-            for outcome in outcomes
-        ],
+        "statements": [asdict(outcome) | {"as_expected": outcome.as_expected} for outcome in outcomes],
     }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _refuse_unwritable(file: Path | None) -> None:
-    """Before the work, not after it."""
-    if file is not None and file != Path("-") and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"--json: cannot write to {str(file)!r}: no such folder, or a folder itself")
