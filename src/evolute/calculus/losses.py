@@ -75,9 +75,10 @@ class CrossEntropy(TokenLoss):
     def at(self, z: Tensor, target: Tensor) -> LossPoint:
         U = self.unembedding.to(z)
         logits = z @ U if self.bias is None else z @ U + self.bias.to(z)
-        share = (target != self.ignore_index).to(z)[:, None] / (target != self.ignore_index).sum()
-        p = torch.softmax(logits, -1)
-        gap = (p - nn.functional.one_hot(target.clamp_min(0), U.shape[1]).to(z)) * share
+        counted, p = target != self.ignore_index, torch.softmax(logits, -1)
+        share = counted.to(z)[:, None] / counted.sum()
+        label = nn.functional.one_hot(target.masked_fill(~counted, 0), U.shape[1])
+        gap = (p - label.to(z)) * share
         value = nn.functional.cross_entropy(logits, target, ignore_index=self.ignore_index)
 
         def curve(tangent: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class CrossEntropy(TokenLoss):
 
     def flat_target(self, target: Tensor, shape: torch.Size) -> Tensor:
         self._check(target, shape)
-        return target.reshape(-1)
+        return target.reshape(-1).long()
 
     def _check(self, target: Tensor, shape: torch.Size) -> None:
         d, vocabulary = self.unembedding.shape
