@@ -326,7 +326,7 @@ def closed_form(
     x, target = _arranged(layer, x, target)
     _check_tokens(x, weights)
     batch, length, _ = x.shape
-    flat = resolved.flat_target(target.to(x.device) if isinstance(target, Tensor) else target, x.shape)  # pyright: ignore
+    flat = resolved.flat_target(target.to(x.device), x.shape)
     allowed = masks(x, mask, padding, causal=weights.causal, sink=weights.sink, kind=weights.attention)
     setting = Setting(batch, length, weights.heads, weights.attention, allowed.kept, allowed.bias)
     point = Point(weights, setting, x.detach().reshape(batch * length, -1), resolved, flat.detach())
@@ -336,11 +336,14 @@ def closed_form(
 
 def _arranged(layer: nn.Module, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Batch first."""
+    for name, each in (("x", x), ("target", target)):
+        if not isinstance(each, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise VectorError(f"{name}: expected a tensor, got {type(each).__name__}.")
     if x.ndim == 2:
         return x[None], target[None]
     attention = getattr(layer, "self_attn", None)
     if x.ndim == 3 and attention is not None and not attention.batch_first:
-        return x.transpose(0, 1), target.transpose(0, 1)
+        return x.transpose(0, 1), target.transpose(0, 1) if target.ndim > 1 else target
     return x, target
 
 

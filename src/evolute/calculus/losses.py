@@ -53,7 +53,7 @@ class MSE(TokenLoss):
     """mean (z − y)² over all entries."""
 
     def at(self, z: Tensor, target: Tensor) -> LossPoint:
-        gap, factor = z - target, 2 / z.numel()
+        gap, factor = z - target.to(z), 2 / z.numel()
         return LossPoint(gap.square().mean(), gap * factor, lambda tangent: tangent * factor)
 
     def flat_target(self, target: Tensor, shape: torch.Size) -> Tensor:
