@@ -14,9 +14,10 @@ from evolute.calculus.taps import Column, Tile
 from evolute.linop.algebra import Block
 from evolute.linop.convert import to_dense
 from evolute.linop.exact import diagonal, squares
-from evolute.linop.kronecker import KroneckerSum, Term, Thin, places
-from evolute.linop.memory import human, require
+from evolute.linop.kronecker import KroneckerSum, Term, Thin
+from evolute.linop.memory import fresh, human, require
 from evolute.linop.operator import LinearOperator
+from evolute.linop.places import places
 from evolute.linop.space import Selection
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _(block: ClosedBlock) -> Tensor:
         f"Take a smaller block (a column has {human(width * m)}), or its diagonal or norms, which need no entries."
     )
     require(width * m * n, block.device, f"a dense {m}×{n} matrix", instead)
-    out = _empty(block, m, n)
+    out = fresh(m, n, block.dtype, block.device)
     for terms, adjoints in block.columns():
         for place in places(terms):
             place.write(out, mirror=block.principal and place.at[0] != place.at[1])
@@ -164,14 +165,6 @@ def _(block: ClosedBlock) -> Tensor:
     for thin in block.thin:
         thin.write(out)
     return out
-
-
-def _empty(block: ClosedBlock, m: int, n: int) -> Tensor:
-    """Zeros, unless every entry will be written: on a large matrix zeros cost as much as the entries."""
-    known = len(block.of_norms(block.rows)), len(block.of_norms(block.cols))
-    here = [sum(block.op.point.tile_sizes[tile] for tile in tiles) for tiles in block.tiles]
-    make = torch.empty if all(a + b == size for a, b, size in zip(here, known, (m, n), strict=True)) else torch.zeros
-    return make(m, n, dtype=block.dtype, device=block.device)
 
 
 @diagonal.register

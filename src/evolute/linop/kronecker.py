@@ -12,9 +12,8 @@ product followed by a commutation matrix, a *crossed* one. Index legend: t token
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -160,103 +159,12 @@ def _width(middle: Middle) -> int:
     return max(1, CHUNK // max(1, n * m))
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
-    """All terms of one pair of matrices: the rows and columns from `at` on."""
-
-    terms: tuple[Term, ...]
-
-    @property
-    def at(self) -> tuple[int, int]:
-        return self.terms[0].at
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.terms[0].size
-
-    @property
-    def symmetric(self) -> bool:
-        """One weight with itself: middle[e, t, m] = middle[m, t, e]."""
-        return self.terms[0].row is self.terms[0].col
-
-    def chunks(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The block in slices (m, e), each (E, M, r, c) in the order that the first term gives its rows.
-
-        A slice lives until the next one is asked for. Of a symmetric block only m ≥ the first e of the slice.
-        """
-        first, (e, n, m) = self.terms[0], self.terms[0].middle.shape
-        outer = [_outer(term) for term in self.terms]
-        width = max(1, CHUNK // max(1, m * first.row.shape[1] * first.col.shape[1], n * m // 8))
-        buffers = [vectors.new_empty(0) for vectors in outer]
-        for start in range(0, e, width):
-            stop = min(start + width, e)
-            below = start if self.symmetric else 0
-            yield slice(below, m), slice(start, stop), self._chunk(start, stop, below, outer, buffers)
-
-    def _chunk(self, start: int, stop: int, below: int, outer: Sequence[Tensor], buffers: Sequence[Tensor]) -> Tensor:
-        first, out = self.terms[0], None
-        for term, vectors, buffer in zip(self.terms, outer, buffers, strict=True):
-            turned = term.row_first != first.row_first
-            if isinstance(term.middle, Diagonal) and turned and out is not None:
-                _add_diagonal(out, term, vectors, start, stop)
-                continue
-            middle = term.middle.part(start, stop)[..., below:].mT  # (E, M, n)
-            buffer.resize_(len(middle), middle.shape[1], vectors.shape[1])
-            part = torch.bmm(middle, vectors.expand(len(middle), -1, -1), out=buffer)
-            part = part.unflatten(-1, (term.row.shape[1], term.col.shape[1]))
-            part = part.transpose(1, 2) if turned else part
-            out = part if out is None else out.add_(part)
-        assert out is not None
-        return out
-
-    def write(self, matrix: Tensor, *, mirror: bool = False) -> None:
-        """The block into its place in a matrix; mirrored, into the transposed place as well."""
-        (i, j), (rows, cols), first = self.at, self.size, self.terms[0]
-        targets = [_four(matrix[i : i + rows, j : j + cols], first)]
-        if mirror or self.symmetric:
-            targets.append(_four(matrix[j : j + cols, i : i + rows].mT, first))
-        for m, e, chunk in self.chunks():
-            for target in targets:
-                target[m, :, e].copy_(chunk.permute(1, 2, 0, 3))
-
-    def squares(self) -> Tensor:
-        """‖block‖²_F, by the cheaper of two ways: Gram matrices over tokens, or the entries."""
-        n, vectors = len(self.terms[0].row), self.terms[0].row.shape[1] * self.terms[0].col.shape[1]
-        if n > vectors:
-            return torch.stack([_squared(m, e, chunk, self.symmetric) for m, e, chunk in self.chunks()]).sum()
-        pairs = combinations_with_replacement(self.terms, 2)
-        return torch.stack([_inner(a, b) * (1 if a is b else 2) for a, b in pairs]).sum()
-
-
-def _squared(m: slice, e: slice, chunk: Tensor, symmetric: bool) -> Tensor:
-    """Σ chunk²; of a symmetric block what lies beyond the slice of e counts twice."""
-    if not symmetric:
-        return chunk.square().sum()
-    inside = e.stop - m.start
-    return chunk[:, :inside].square().sum() + 2 * chunk[:, inside:].square().sum()
-
-
-def _outer(term: Term) -> Tensor:
+def outer(term: Term) -> Tensor:
     """Row ⊗ col per token, (n, r·c)."""
     return (term.row[:, :, None] * term.col[:, None]).flatten(1)
 
 
-def _add_diagonal(out: Tensor, term: Term, vectors: Tensor, start: int, stop: int) -> None:
-    """out[e, r, m = e, c] += Σ_t values[e, t] row[t, r] col[t, c]: a crossed term that is zero elsewhere."""
-    assert isinstance(term.middle, Diagonal)
-    here = torch.arange(stop - start, device=out.device)
-    part = (term.middle.values[start:stop] @ vectors).unflatten(-1, (term.row.shape[1], term.col.shape[1]))
-    out[here, :, here + start] += part
-
-
-def _four(block: Tensor, term: Term) -> Tensor:
-    """(rows, columns) → (m, r, e, c), as a view."""
-    r, c = term.row.shape[1], term.col.shape[1]
-    rows = block.unflatten(0, (r, -1)).transpose(0, 1) if term.row_first else block.unflatten(0, (-1, r))
-    return rows.unflatten(2, (c, -1)).transpose(2, 3) if term.col_first else rows.unflatten(2, (-1, c))
-
-
-def _inner(a: Term, b: Term) -> Tensor:
+def inner(a: Term, b: Term) -> Tensor:
     """⟨A, B⟩ of two terms of one place, whose column pairs are read alike."""
     if a.row_first == b.row_first:
         gram = _own_gram(a) if a is b and a.row is a.col else _gram(a, b)
@@ -348,11 +256,3 @@ class KroneckerSum(LinearOperator):
         for thin in self.thin:
             thin.add_product(rows, out)
         return out
-
-
-def places(terms: Sequence[Term]) -> list[Place]:
-    """The terms, by the pair of matrices that they belong to."""
-    by_place = dict[tuple[int, int], list[Term]]()
-    for term in terms:
-        by_place.setdefault(term.at, []).append(term)
-    return [Place(tuple(terms)) for terms in by_place.values()]

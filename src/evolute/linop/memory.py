@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
+
 import psutil
 import torch
 
 from evolute.errors import TooLargeError
+
+HUGE = 1 << 25  # bytes from which on a matrix has pages of its own
 
 
 def available(device: torch.device) -> int:
@@ -35,3 +40,17 @@ def require(count: int, device: torch.device, what: str, instead: str) -> None:
     free = available(device)
     if count > free:
         raise TooLargeError(f"{what} needs {human(count)}; {human(free)} are free on {device}. {instead}")
+
+
+def fresh(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A zero m×n matrix; a large one in huge pages, where the system has them.
+
+    Of small pages, the first touch of each costs more than the entries that are written there.
+    """
+    size = m * n * torch.empty((), dtype=dtype).element_size()
+    if device.type != "cpu" or size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(m, n, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them gives small pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(m, n)
