@@ -22,11 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(args=_with_json_file(given) or ["--help"], prog_name="evolute", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        print("evolute: stopped.", file=sys.stderr)
         code = STOPPED
     except (EvoluteError, TyperException) as error:
         print(f"evolute: {sentence(error)}", file=sys.stderr)
         code = 2
+    if code == STOPPED:
+        print("evolute: stopped.", file=sys.stderr)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
