@@ -107,6 +107,8 @@ def test_every_statement_has_a_name_of_its_own_and_says_something() -> None:
     assert all(" · " in s.name and s.says.strip() for s in statements)
     families = {s.name.partition(" · ")[0] for s in statements}
     assert families >= {f"Theorem {n}" for n in ("1", "2", "3", "3.1", "3.2", "4", "5", "6")} | {"Scalar attention"}
+    sublayers = {"LayerNorm", "RMSNorm", "Activation", "Softmax", "Feed-forward", "Attention", "Loss"}
+    assert families >= sublayers | {"Block", "Encoder layer"}
 
 
 @pytest.mark.usefixtures("own_registry")

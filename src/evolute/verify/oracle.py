@@ -15,7 +15,7 @@ Function = Callable[..., Tensor]
 
 def jacobian(f: Function, at: Sequence[Tensor], i: int) -> Tensor:
     """∂ vec f/∂ vec w_i, (outputs, n_i)."""
-    return _jacobian(lambda w: f(*_with(at, i, w)), at[i]).detach()
+    return differentiable(lambda w: f(*_with(at, i, w)), at[i]).detach()
 
 
 def second(f: Function, at: Sequence[Tensor], i: int, j: int) -> Tensor:
@@ -23,7 +23,7 @@ def second(f: Function, at: Sequence[Tensor], i: int, j: int) -> Tensor:
 
     def slope(w_j: Tensor) -> Tensor:
         moved = _with(at, j, w_j)
-        return _jacobian(lambda w_i: f(*_with(moved, i, w_i)), moved[i])
+        return differentiable(lambda w_i: f(*_with(moved, i, w_i)), moved[i])
 
     return _tensor(functional.jacobian(lambda w: slope(w).reshape(-1), at[j], vectorize=True)).reshape(
         -1, at[j].numel()
@@ -45,8 +45,8 @@ def _with(at: Sequence[Tensor], i: int, w: Tensor) -> list[Tensor]:
     return [*at[:i], w, *at[i + 1 :]]
 
 
-def _jacobian(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
-    """Differentiable once more, whatever w is."""
+def differentiable(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
+    """∂ vec f/∂ vec w, (outputs, n), that can be differentiated once more, whatever w is."""
     out = functional.jacobian(lambda w: f(w).reshape(-1), w, create_graph=True)
     return _tensor(out).reshape(-1, w.numel())
 

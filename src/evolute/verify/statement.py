@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 P = TypeVar("P")
+T = TypeVar("T")
 
 
 class Sampler:
@@ -32,7 +33,7 @@ class Sampler:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=self._generator)
 
-    def choice(self, *options: float) -> float:
+    def choice(self, *options: T) -> T:
         return options[self.integer(0, len(options) - 1)]
 
 
