@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -120,6 +121,11 @@ class Pointwise(LocalMap):
     value: Tensor
     slope: Tensor
     second: Tensor
+
+    @cached_property
+    def straight(self) -> bool:
+        """φ″ is zero at every entry."""
+        return not bool(self.second.any())
 
     @property
     def inputs(self) -> int:

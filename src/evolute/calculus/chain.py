@@ -76,11 +76,9 @@ class Chain:
             known[self.out] = self.loss.curve(tangents[self.out])
         for step in reversed(self.steps):
             if any(needed & self.upstream[wire] for wire in step.reads):
-                if step.writes in known:
-                    _add(known, step.reads, step.pull(known[step.writes]))
-                if split.bends:
-                    here = tuple(tangents.get(wire) for wire in step.reads)
-                    _add(known, step.reads, step.bend(here, moved, tangents.get(step.writes)))
+                here = tuple(tangents.get(wire) for wire in step.reads)
+                out = tangents.get(step.writes)
+                _add(known, step.reads, step.back(known.get(step.writes), here, moved, out, bends=split.bends))
         return known
 
 

@@ -173,7 +173,7 @@ class ClosedForm(SymmetricOperator):
     @property
     def preferred_block(self) -> int:
         widest = max(value.numel() for value in self.point.sequences.values.values())
-        return max(1, min(64, (1 << 22) // max(1, widest)))
+        return max(1, min(64, (1 << 19) // max(1, widest)))  # what a step makes stays in the cache
 
     def apply_rows(self, rows: Tensor) -> Tensor:
         parts = [self._apply(part) for part in rows.split(self.preferred_block)]  # one empty part, of no rows

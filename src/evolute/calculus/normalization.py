@@ -46,8 +46,8 @@ class Normalization(LocalMap):
         """−( z (Jg·ẋ) + Jg (z·ẋ) + (g·z) Jẋ )/(σ d), g taken through γ."""
         g = self._scaled(g)
         slope = self._bare(g)
-        along = _dot(slope, tangent) * self.z + _dot(self.z, tangent) * slope
-        return (along + _dot(g, self.z) * self._bare(tangent)) / (-self.inputs * self.sigma)
+        along = torch.addcmul(_dot(slope, tangent) * self.z, _dot(self.z, tangent), slope)
+        return along.addcmul_(_dot(g, self.z), self._bare(tangent)).div_(-self.inputs * self.sigma)
 
     @property
     def weight_jacobian(self) -> Tensor:
@@ -63,7 +63,7 @@ class Normalization(LocalMap):
         """J ẋ of z: (C ẋ − z (z·ẋ)/d)/σ."""
         inner = _dot(self.z, tangent) / self.inputs
         moved = tangent - tangent.mean(-1, keepdim=True) if self.centred else tangent
-        return torch.addcmul(moved, self.z, inner, value=-1) / self.sigma
+        return torch.addcmul(moved, self.z, inner, value=-1).div_(self.sigma)
 
     def _scaled(self, g: Tensor) -> Tensor:
         return g if self.weight is None else self.weight * g

@@ -13,8 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from evolute.calculus.activations import Pointwise
 from evolute.calculus.local import LocalMap
 
 Wires = dict[str, Tensor]
@@ -48,6 +50,12 @@ class Step(ABC):
         """None for each wire that nothing bends towards; `out` is what `push` gave."""
         return (None,) * len(self.reads)
 
+    def back(self, g: Some, tangents: tuple[Some, ...], moved: Moved, out: Some, *, bends: bool) -> tuple[Some, ...]:
+        """Second-order cotangents of what it reads: `pull` and, where second derivatives count, `bend`."""
+        pulled = (None,) * len(self.reads) if g is None else self.pull(g)
+        bent = self.bend(tangents, moved, out) if bends else (None,) * len(self.reads)
+        return tuple(total(*pair) for pair in zip(pulled, bent, strict=True))
+
     def settle(self, g: Tensor) -> tuple[Some, ...]:
         """The gradient arrives: remembered, and passed on."""
         self.g = g
@@ -63,10 +71,17 @@ def total(*parts: Some) -> Some:
     there = [part for part in parts if part is not None]
     if not there:
         return None
-    out = there[0]
-    for part in there[1:]:
-        out = out + part
+    if len(there) == 1:
+        return there[0]
+    out = there[0] + there[1]
+    for part in there[2:]:
+        out.add_(part)
     return out
+
+
+def plus_product(out: Some, a: Tensor, b: Tensor) -> Tensor:
+    """Out + a b, into `out`, which is nobody else's: a (n, p), b (k, p, q)."""
+    return a @ b if out is None else out.baddbmm_(a.expand(len(out), -1, -1), b)
 
 
 @dataclass(eq=False)
@@ -87,11 +102,9 @@ class Linear(Step):
 
     def push(self, tangents: tuple[Some, ...], moved: Moved) -> Some:
         (tangent,), own, shift = tangents, moved.get(self.name), moved.get(self.bias_name)
-        return total(
-            None if tangent is None else tangent @ self.weight.mT,
-            None if own is None else self.values[0] @ own.mT,
-            None if shift is None else shift[:, None],
-        )
+        out = None if tangent is None else tangent @ self.weight.mT
+        out = out if own is None else plus_product(out, self.values[0], own.mT)
+        return total(out, None if shift is None else shift[:, None].expand(-1, len(self.values[0]), -1))
 
     def pull(self, g: Tensor) -> tuple[Some, ...]:
         return (g @ self.weight,)
@@ -100,9 +113,15 @@ class Linear(Step):
         own = moved.get(self.name)
         return (None if own is None else self.g @ own,)
 
+    def back(self, g: Some, tangents: tuple[Some, ...], moved: Moved, out: Some, *, bends: bool) -> tuple[Some, ...]:
+        own = moved.get(self.name) if bends else None
+        pulled = None if g is None else g @ self.weight
+        return (pulled if own is None else plus_product(pulled, self.g, own),)
+
     def gradients(self, g: Some, tangents: tuple[Some, ...], *, functional: bool) -> dict[str, Tensor]:
         tangent = tangents[0] if functional else None
-        own = total(None if g is None else g.mT @ self.values[0], None if tangent is None else self.g.mT @ tangent)
+        own = None if g is None else g.mT @ self.values[0]
+        own = own if tangent is None else plus_product(own, self.g.mT, tangent)
         out = {} if own is None else {self.name: own}
         if g is not None and self.bias is not None:
             out[self.bias_name] = g.sum(1)
@@ -127,7 +146,8 @@ class Local(Step):
         return (self.map.pull(g),)
 
     def bend(self, tangents: tuple[Some, ...], moved: Moved, out: Some) -> tuple[Some, ...]:
-        return (None if tangents[0] is None else self.map.bend(self.g, tangents[0]),)
+        straight = isinstance(self.map, Pointwise) and self.map.straight
+        return (None if tangents[0] is None or straight else self.map.bend(self.g, tangents[0]),)
 
 
 @dataclass(eq=False)
@@ -186,9 +206,12 @@ class Affine(Step):
 
     def push(self, tangents: tuple[Some, ...], moved: Moved) -> Some:
         (tangent,), own, shift = tangents, moved.get(self.weight_name), moved.get(self.bias_name)
+        out = None if tangent is None else self._scaled(tangent)
+        if own is not None:
+            own = own[:, None]
+            out = own * self.values[0] if out is None else torch.addcmul(out, own, self.values[0])
         return total(
-            None if tangent is None else self._scaled(tangent),
-            None if own is None else own[:, None] * self.values[0],
+            out,
             None if shift is None else shift[:, None].expand(-1, len(self.values[0]), -1),
         )
 
