@@ -93,9 +93,13 @@ def _loss(draw: Sampler, x: Tensor) -> tuple[Tensor, TokenLoss, Criterion]:
     """MSE, or cross-entropy through an unembedding."""
     if draw.choice(True, False):
         y = draw.normal(*x.shape)
-        return y, losses.mse(), lambda z: F.mse_loss(z.view(x.shape), y)
+        return y, losses.mse(), lambda z: F.mse_loss(z.reshape(x.shape), y)
     U, labels = draw.normal(WIDTH, 5), torch.tensor([draw.integer(0, 4) for _ in range(x.shape[0] * x.shape[1])])
-    return labels.view(x.shape[:2]), losses.cross_entropy(U), lambda z: F.cross_entropy(z.view(-1, WIDTH) @ U, labels)
+    return (
+        labels.view(x.shape[:2]),
+        losses.cross_entropy(U),
+        lambda z: F.cross_entropy(z.reshape(-1, WIDTH) @ U, labels),
+    )
 
 
 # ---- by automatic differentiation
