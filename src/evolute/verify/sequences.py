@@ -36,8 +36,8 @@ class Problem:
 
 
 def sample(draw: Sampler) -> Problem:
-    """L and d from 1 to 4, up to two heads of widths from 1 to 3, every kind, half of them causal."""
-    L, d, heads, kind = draw.integer(1, 4), draw.integer(1, 4), draw.integer(1, 2), draw.choice(*KINDS)
+    """L from 2 to 4 (a single token sees itself alone, and nothing bends), up to two heads, every kind, half causal."""
+    L, d, heads, kind = draw.integer(2, 4), draw.integer(1, 4), draw.integer(1, 2), draw.choice(*KINDS)
     d_K, d_V, q = draw.integer(1, 3), draw.integer(1, 3), draw.integer(1, 3)
     sizes = {"q": (heads * d_K, d), "k": (heads * d_K, d), "v": (heads * d_V, d), "o": (q, heads * d_V)}
     w = {f"w_{name}": draw.normal(*size) for name, size in sizes.items()}
