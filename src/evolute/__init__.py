@@ -7,6 +7,7 @@ from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
 from evolute.engine.operators import EmpiricalFisher, FunctionalHessian, GaussNewton, Hessian
 from evolute.errors import (
+    CheckpointError,
     CurvatureWarning,
     DataChangedError,
     DataError,
@@ -19,11 +20,13 @@ from evolute.errors import (
     UnknownGroupError,
     VectorError,
 )
+from evolute.krylov import block_norms, diagonal, eigsh, solve, spectrum, trace
 from evolute.linop import LinearOperator, Part, Space, from_dense, from_matvec, to_dense
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
     "CurvatureWarning",
     "DataChangedError",
     "DataError",
@@ -44,12 +47,18 @@ __all__ = [
     "TooLargeError",
     "UnknownGroupError",
     "VectorError",
+    "block_norms",
     "calculus",
     "closed_form",
+    "diagonal",
+    "eigsh",
     "from_dense",
     "from_matvec",
     "groups",
     "losses",
+    "solve",
+    "spectrum",
     "to_dense",
+    "trace",
     "zoo",
 ]

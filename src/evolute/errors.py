@@ -40,6 +40,10 @@ class TooLargeError(EvoluteError, MemoryError):
     """The request needs more memory than there is; the message says how much, and what would fit."""
 
 
+class CheckpointError(EvoluteError, ValueError):
+    """A saved file is damaged, or belongs to other work; the message says in what it differs."""
+
+
 class MissingExtraError(EvoluteError, ImportError):
     """An optional dependency is needed; the message is the one command that installs it."""
 

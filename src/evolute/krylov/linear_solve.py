@@ -1,0 +1,196 @@
+"""(A + δI) x = b: conjugate gradients, and minimal residuals where A + δI turns out not to be positive definite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolute.errors import NonFiniteError, VectorError
+from evolute.krylov.orthogonal import inner
+from evolute.krylov.results import Result
+from evolute.krylov.storage import saveable
+from evolute.krylov.work import Work
+from evolute.linop.operator import LinearOperator
+
+
+@saveable
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Solution(Result):
+    """x, and `residual` ‖(H + damping I)x − b‖ / ‖b‖, of a product taken anew.
+
+    `curvature` is None, or the least vᵀ(H + damping I)v ≤ 0 of a unit vector that the solver met, and `direction` is v:
+    then the matrix is indefinite or singular, x is the solution of least residual, and no minimum of the quadratic.
+    """
+
+    x: Tensor | Mapping[str, Tensor]
+    residual: float
+    tol: float
+    damping: float
+    curvature: float | None
+    direction: Tensor | None
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    @property
+    def indefinite(self) -> bool:
+        return self.curvature is not None
+
+    def __str__(self) -> str:
+        sign = f", not positive definite (vᵀAv = {self.curvature:.2g})" if self.curvature is not None else ""
+        return f"x with relative residual {self.residual:.1e}{sign}  [{self._footer()}]"
+
+
+def solve(
+    H: LinearOperator,
+    b: Tensor | Mapping[str, Tensor],
+    damping: float = 0.0,
+    *,
+    tol: float = 1e-5,
+    max_products: int | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = True,
+) -> Solution:
+    """(H + damping·I) x = b, up to ‖(H + damping·I) x − b‖ ≤ tol·‖b‖.
+
+    >>> import evolute as ev
+    >>> H = ev.from_dense(torch.diag(torch.tensor([1.0, 2.0, 4.0])))
+    >>> ev.solve(H, torch.ones(3)).x
+    tensor([1.0000, 0.5000, 0.2500])
+    >>> print(ev.solve(H, torch.ones(3), damping=-3).status, ev.solve(H, torch.ones(3), damping=-3).indefinite)
+    converged True
+
+    Conjugate gradients while curvature is positive. At the first direction where it is not, that direction is kept, and
+    the system is solved by minimal residuals (MINRES), which needs no sign.
+
+    Args:
+        H: A symmetric operator.
+        b: A vector (n,), or name → tensor; x has the same form.
+        damping: δ of H + δI.
+        tol: Relative to ‖b‖.
+        max_products: Stop there, "not converged"; 10 n but at most 1000 without it.
+        dtype: Of the vectors: float32 or float64, whatever the operator computes in.
+        progress: A line on a terminal, once the work has lasted some seconds.
+    """
+    work = Work(H, "solution", total=0, dtype=dtype, progress=progress)
+    right = _vector(work, b)
+    if not 0 < tol < 1:
+        raise VectorError(f"tol: expected a relative residual between 0 and 1, such as 1e-5, got {tol!r}.")
+    system = System(work, right, float(damping), tol, max_products or min(1000, 10 * work.n))
+    with work.running():
+        x, met = conjugate_gradients(system)
+        if met is not None:
+            x = minimal_residuals(system)
+        return _solution(system, x, met, isinstance(b, Mapping))
+
+
+def _vector(work: Work, b: Any) -> Tensor:
+    flat = work.op.space.flatten(b) if isinstance(b, Mapping) else b
+    if not isinstance(flat, Tensor) or flat.shape != (work.n,):
+        got = tuple(flat.shape) if isinstance(flat, Tensor) else type(flat).__name__
+        raise VectorError(f"b: expected a vector ({work.n},) or name → tensor, got {got}.")
+    if not bool(torch.isfinite(flat).all()):
+        raise NonFiniteError("b has entries that are NaN or infinite.")
+    return flat.detach().to(work.op.device, work.dtype)
+
+
+@dataclass
+class System:
+    """A + δI, b, and when to stop."""
+
+    work: Work
+    b: Tensor
+    damping: float
+    tol: float
+    limit: int
+
+    def __post_init__(self) -> None:
+        self.goal = self.tol * norm(self.b)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.work(v[None])[0].add_(v, alpha=self.damping)
+
+    def goes_on(self, residual: float) -> bool:
+        """Neither solved nor out of products nor stopped."""
+        self.work.known = lambda: f"residual {residual:.1e}, wanted {self.goal:.1e}"
+        return residual > self.goal and self.work.products < self.limit and not self.work.stopped
+
+    def finite(self, value: float) -> float:
+        self.work.finite(torch.tensor(value))
+        return value
+
+
+def dot(a: Tensor, b: Tensor) -> float:
+    return float(inner(a[None], b[None]))
+
+
+def norm(a: Tensor) -> float:
+    return dot(a, a) ** 0.5
+
+
+@dataclass(frozen=True)
+class Met:
+    """A direction without positive curvature."""
+
+    curvature: float
+    direction: Tensor
+
+
+def conjugate_gradients(system: System) -> tuple[Tensor, Met | None]:
+    """Hestenes and Stiefel; stops at the first direction p with pᵀAp ≤ 0."""
+    x, r = torch.zeros_like(system.b), system.b.clone()
+    p, squared = r.clone(), dot(r, r)
+    while system.goes_on(squared**0.5):
+        image = system(p)
+        form, length = system.finite(dot(p, image)), norm(p)
+        if form <= system.work.resolution * length * norm(image):
+            return x, Met(form / length**2, p / length)
+        step = squared / form
+        x, r = x.add_(p, alpha=step), r.sub_(image, alpha=step)
+        before, squared = squared, dot(r, r)
+        p = r + (squared / before) * p
+    return x, None
+
+
+def minimal_residuals(system: System) -> Tensor:
+    """Each step makes ‖b − Ax‖ least along one more direction p; the images s = Ap are orthogonal to one another."""
+    x, r = torch.zeros_like(system.b), system.b.clone()
+    p = r / norm(r)
+    past = list[tuple[Tensor, Tensor]]()  # the last two (p, s), all that symmetric A asks for
+    s = system(p)
+    while system.goes_on(norm(r)):
+        for old_p, old_s in past:
+            share = dot(s, old_s)
+            p, s = p - share * old_p, s - share * old_s
+        size = system.finite(norm(s))
+        if size == 0:
+            break  # p is in the null space: no step along it makes the residual less
+        p, s = p / size, s / size
+        step = dot(r, s)
+        x, r = x.add_(p, alpha=step), r.sub_(s, alpha=step)
+        past = [*past[-1:], (p, s)]
+        p, s = s, system(s)
+    return x
+
+
+def _solution(system: System, x: Tensor, met: Met | None, named: bool) -> Solution:
+    work, size = system.work, norm(system.b)
+    partial = work.stopped
+    residual = norm(system(x) - system.b) / size if size else 0.0
+    return Solution(
+        products=work.products,
+        status="converged" if residual <= 2 * system.tol else "interrupted" if partial else "not converged",
+        method="conjugate gradients" if met is None else "minimal residuals",
+        provenance=work.provenance(random=False),
+        x=work.op.space.unflatten(x) if named else x,
+        residual=residual,
+        tol=system.tol,
+        damping=system.damping,
+        curvature=None if met is None else met.curvature,
+        direction=None if met is None else met.direction,
+    )
