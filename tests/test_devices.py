@@ -65,3 +65,34 @@ def test_a_product_does_not_wait_for_the_device(device: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default") if device.startswith("cuda") else None
     assert torch.allclose(again, expected, rtol=1e-3, atol=1e-6)
+
+
+def closed(device: str, dtype: torch.dtype, **options: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    block = ev.zoo.Block(ev.zoo.BlockConfig(width=8, heads=2, hidden=12, bias=True, causal=True, **options))
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    x, y = (torch.randn(3, 5, 8, generator=generator).to(device, dtype) for _ in range(2))
+    return ev.closed_form(copy.deepcopy(block).to(device, dtype), x, y)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 5e-5)])
+@pytest.mark.parametrize("options", [{}, {"norm": "pre", "attention": "linear", "gated": True, "activation": "silu"}])
+def test_the_same_closed_form_on_every_device(
+    options: dict[str, Any], dtype: torch.dtype, tolerance: float, device: str
+) -> None:
+    op, truth = closed(device, dtype, **options), closed("cpu", torch.float64, **options)
+    matrix = ev.to_dense(truth)
+    V = torch.randn(truth.shape[1], 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = {
+        "product": (op @ V.to(device, dtype), matrix @ V),
+        "dense": (ev.to_dense(op), matrix),
+        "block": (ev.to_dense(op.block("v", "q")), ev.to_dense(truth.block("v", "q"))),
+        "input": (ev.to_dense(op.input), ev.to_dense(truth.input)),
+        "norms": (op.norms("fro").values_, truth.norms("fro").values_),
+        "bounds": (op.bounds(norms=False).bound.values_, truth.bounds(norms=False).bound.values_),
+    }
+    for name, (ours, exact) in found.items():
+        assert (ours.double().cpu() - exact).norm() <= tolerance * exact.norm(), name
