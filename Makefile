@@ -2,7 +2,7 @@
 # make check  style, types, import contracts, every example in docstrings and documentation, the documentation itself
 # make slow   the tests that take long, and those on real pretrained models
 # make docs   the documentation, into site/
-# make bench  cost of the products against other libraries and JAX, and of attention, in an environment of its own
+# make bench  cost of products against other libraries and JAX, of attention and of closed forms, in an environment of its own
 # make clean  takes away what make made, the environments included
 SHELL := /bin/bash -eu -o pipefail
 .DELETE_ON_ERROR:
@@ -75,6 +75,7 @@ examples: $(BIN)/.installed
 bench: $(PEERS)/bin/.installed
 	$(PEERS)/bin/python benchmarks/products.py
 	$(PEERS)/bin/python benchmarks/attention.py
+	$(PEERS)/bin/python benchmarks/closed_form.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

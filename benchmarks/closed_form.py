@@ -112,7 +112,7 @@ def curvlinops_columns(setup: Setup, columns: int) -> Tensor:
 
 
 def eigenthings_columns(setup: Setup, columns: int) -> Tensor:
-    import hessian_eigenthings as he  # pyright: ignore[reportMissingImports]
+    import hessian_eigenthings as he
 
     H = he.HessianOperator(setup.layer, [(setup.x, setup.y)], he.supervised_loss(torch.nn.MSELoss()))
     return torch.stack([H @ column for column in unit(setup.P, columns).T], 1)
