@@ -490,6 +490,16 @@ def test_several_groups_in_any_order() -> None:
     agree(exact.diagonal(R), truth.diagonal()[places[0]])
 
 
+def test_estimates_of_a_closed_form_are_exact_and_cost_no_product() -> None:
+    op = ev.closed_form(encoder(activation="gelu"), *data())
+    H = ev.to_dense(op)
+    for part, matrix in ((op, H), (op.restrict(["w1", "v"]), ev.to_dense(op.restrict(["w1", "v"])))):
+        trace, diagonal = ev.trace(part), ev.diagonal(part)
+        assert trace.products == diagonal.products == 0 and not diagonal.standard_error.any()
+        assert trace.estimate == pytest.approx(float(matrix.trace()), rel=1e-10)
+        agree(diagonal.estimate, matrix.diagonal())
+
+
 def test_a_block_off_the_diagonal_has_no_diagonal() -> None:
     op = ev.closed_form(encoder(), *data())
     with pytest.raises(ev.VectorError, match="whose structure gives its diagonal"):
