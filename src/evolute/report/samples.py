@@ -1,0 +1,86 @@
+"""Batch by batch: the gradient, and the curvature along one direction; what other data would have changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from evolute.engine.objective import Evaluated, Objective
+
+FEWEST = 4  # batches that say something about how batches differ
+
+
+@dataclass(frozen=True, eq=False)
+class Batchwise:
+    """Of n batches with t_b terms: mean and mean square of their gradients, and vᵀH_b v of each."""
+
+    gradient: Tensor  # (P,) of the objective
+    mean: Tensor  # (P,) of the batches, each counted once
+    square: Tensor  # (P,)
+    curvature: tuple[float, ...]
+    terms: tuple[float, ...]
+    samples: float
+
+    @property
+    def variance(self) -> Tensor:
+        """Of the gradient of a batch, per coordinate."""
+        n = len(self.terms)
+        return (self.square - self.mean.square()).clamp_min(0) * n / max(n - 1, 1)
+
+    @property
+    def gradient_error(self) -> float | None:
+        """How far the gradient of other data would be from this one."""
+        n = len(self.terms)
+        return math.sqrt(float(self.variance.sum()) / n) if n >= FEWEST else None
+
+    @property
+    def curvature_error(self) -> float | None:
+        """Standard error of Σ t_b c_b / Σ t_b over the choice of data."""
+        n, total = len(self.terms), sum(self.terms)
+        if n < FEWEST:
+            return None
+        mean = sum(t * c for t, c in zip(self.terms, self.curvature, strict=True)) / total
+        scatter = sum((t * (c - mean)) ** 2 for t, c in zip(self.terms, self.curvature, strict=True))
+        return math.sqrt(n / (n - 1) * scatter) / total
+
+
+def batchwise(objective: Objective, direction: Tensor) -> Batchwise:
+    """One pass over the data; `direction` has length 1."""
+    gradient, mean, square = (torch.zeros_like(direction) for _ in range(3))
+    curvature, terms, samples = [], [], []
+    with objective.running():
+        for each in objective.evaluate():
+            if each.terms:
+                g, along = _derivatives(objective, each, direction)
+                gradient += g
+                mean += g / each.terms
+                square += (g / each.terms).square()
+                curvature.append(along / each.terms)
+                terms.append(each.terms)
+                samples.append(_samples(each.batch))
+    n, total = len(terms), objective.normaliser(sum(terms))
+    return Batchwise(gradient / total, mean / n, square / n, tuple(curvature), tuple(terms), sum(samples) / n)
+
+
+def _derivatives(objective: Objective, each: Evaluated, direction: Tensor) -> tuple[Tensor, float]:
+    """∇ of the sum of losses, and vᵀ∇²v."""
+    parameters = list(objective.parameters.values())
+    views = objective.space.views(direction)
+    total = objective.attached(each)
+    first = torch.autograd.grad(total, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
+    slope = sum((g * v).sum() for g, v in zip(first, views, strict=True))
+    flat = torch.cat([g.detach().reshape(-1).to(direction.dtype) for g in first])
+    if not isinstance(slope, Tensor) or not slope.requires_grad:
+        return flat, 0.0
+    second = torch.autograd.grad(slope, parameters, allow_unused=True, materialize_grads=True)
+    return flat, float(sum((h * v).sum().item() for h, v in zip(second, views, strict=True)))
+
+
+def _samples(batch: Any) -> int:
+    """How many samples: the length of the first tensor."""
+    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)

@@ -1,0 +1,318 @@
+"""The questions of the page, each answered for one run: a plain sentence, the numbers, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evolute.report.analysis import Analysis, Estimate
+from evolute.report.derived import (
+    by_kind,
+    by_layer,
+    layers_only,
+    limit_of_training,
+    limits,
+    parting,
+    ratio,
+    spread,
+    stations,
+    verdict,
+)
+from evolute.report.naming import label
+from evolute.report.numbers import percent, short, times, with_error
+
+UNMEASURED = "This was not measured: there was no time for it."
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number with its name, and what it is."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One section of the page."""
+
+    key: str
+    short: str
+    asked: str
+    answer: Callable[[Analysis], str]
+    facts: Callable[[Analysis], tuple[Fact, ...]]
+    meaning: str
+    figures: tuple[str, ...]
+
+
+# ---------------------------------------------------------------- how sharp
+
+
+def _sharp(run: Analysis) -> str:
+    if run.sharpness is None:
+        return UNMEASURED
+    top, found = run.sharpness.largest.values[0], limits(run)
+    if not found:
+        return "No direction curves upwards, so curvature sets no limit to the step."
+    text = f"The sharpest direction has curvature {short(top)}, so plain gradient descent is stable below a step of "
+    text += f"{short(found[0].step.value)}"
+    adam = next((each for each in found if each.method.startswith("Adam")), None)
+    return f"{text}, and Adam below {short(adam.step.value)}." if adam else f"{text}."
+
+
+def _sharp_facts(run: Analysis) -> tuple[Fact, ...]:
+    if run.sharpness is None:
+        return ()
+    largest, data = run.sharpness.largest, run.sharpness.data
+    facts = [Fact("Largest eigenvalue λ_max", with_error(largest.values[0], data or 0.0), _data_note(data))]
+    facts += [Fact(each.method, str(each.step), f"largest stable step, {each.formula}") for each in limits(run)]
+    if run.point.along_gradient is not None:
+        facts.append(Fact("Along the gradient", short(run.point.along_gradient), "curvature of the way downhill"))
+    return tuple(facts)
+
+
+def _data_note(data: float | None) -> str:
+    return "± how much it would change with other data" if data else "curvature of the sharpest direction"
+
+
+# ---------------------------------------------------------------- minimum or saddle
+
+
+def _saddle(run: Analysis) -> str:
+    kind = verdict(run)
+    if run.sharpness is None or run.sharpness.smallest is None:
+        return UNMEASURED
+    low, high = run.sharpness.smallest.values[0], run.sharpness.largest.values[0]
+    if kind == "saddle":
+        depth = percent(abs(low) / high) if high > 0 else short(abs(low))
+        return (
+            f"Not a minimum: there are directions that curve downwards, the steepest with {short(low)}, {depth} of "
+            "the sharpest upward one."
+        )
+    if kind == "minimum":
+        return f"A minimum, as far as can be seen: the lowest curvature that was found is {short(low)}."
+    return "Like the floor of a valley: nothing measurable curves downwards, but many directions are flat."
+
+
+def _saddle_facts(run: Analysis) -> tuple[Fact, ...]:
+    facts: list[Fact] = []
+    low = run.sharpness.smallest if run.sharpness else None
+    if low:
+        within = f"within {short(low.residuals[0], 1)} of a true one"
+        facts.append(Fact("Lowest eigenvalue λ_min", short(low.values[0]), within))
+    if run.spectrum:
+        negative = run.spectrum.negative
+        facts.append(Fact("Negative curvature", percent(negative.value, negative.error), "share of the sum of |λ|"))
+    gradient = run.point.gradient
+    note = "± how much it would change with other data" if gradient.error else "length of ∇L"
+    facts.append(Fact("Gradient", str(gradient), note))
+    return tuple(facts)
+
+
+# ---------------------------------------------------------------- where
+
+
+def _where(run: Analysis) -> str:
+    if run.blocks is None:
+        return UNMEASURED
+    kinds = sorted(by_kind(run.blocks), key=lambda share: -share.of_H.value)[:2]
+    place = max(by_layer(run.blocks), key=lambda share: share.of_H.value)
+    first, second = kinds[0], kinds[-1]
+    text = f"{first.name} carry" if first.name.endswith("s") else f"{first.name} carries"
+    text += f" {percent(first.of_H.value)} of the curvature with {percent(first.of_parameters)} of the parameters"
+    text += f", then {second.name} with {percent(second.of_H.value)}" if len(kinds) > 1 else ""
+    return f"{text}; of the places in the model, {_lower(place.name)} has the most, {percent(place.of_H.value)}."
+
+
+def _lower(place: str) -> str:
+    return {"Embedding": "the embedding", "Head": "the head"}.get(place, place.replace("Layer", "layer"))
+
+
+def _where_facts(run: Analysis) -> tuple[Fact, ...]:
+    found = spread(run.blocks) if run.blocks else None
+    if run.blocks is None or found is None:
+        return ()
+    between = f"typical entry of {label(found.largest)} over that of {label(found.smallest)}"
+    return (
+        Fact("Largest over smallest", _factor(found.ratio), between),
+        Fact("Coefficient of variation", short(found.variation), "standard deviation over mean, of the typical entries"),
+        Fact("Pairs of groups measured", f"{len(run.blocks.groups) ** 2:,}", f"{run.blocks.probes} probes of each group"),
+    )
+
+
+def _factor(estimate: Estimate) -> str:
+    return f"{with_error(estimate.value, estimate.error)}×" if estimate.value < 1e4 else times(estimate.value)
+
+
+# ---------------------------------------------------------------- spectrum
+
+
+def _spectrum(run: Analysis) -> str:
+    found = run.spectrum
+    if found is None:
+        return UNMEASURED
+    rank = found.effective_rank
+    return (
+        f"A few sharp directions over a flat rest: the curvature is as if {short(rank.value, 2)} of the "
+        f"{run.subject.parameters:,} directions had all of it."
+        if rank.value < 0.1 * run.subject.parameters
+        else f"Curvature is spread out: about {short(rank.value, 2)} of {run.subject.parameters:,} directions share it."
+    )
+
+
+def _spectrum_facts(run: Analysis) -> tuple[Fact, ...]:
+    found = run.spectrum
+    if found is None:
+        return ()
+    facts = [
+        Fact("Trace", str(found.trace), "sum of all eigenvalues"),
+        Fact("Frobenius norm", str(found.frobenius), "root of the sum of their squares"),
+        Fact("Effective rank", str(found.effective_rank), "(Σ|λ|)² / Σλ²"),
+    ]
+    if found.condition is not None:
+        facts.append(Fact("Condition number", f"at least {short(found.condition, 2)}", found.condition_on))
+    return tuple(facts)
+
+
+# ---------------------------------------------------------------- depth
+
+
+def _depth(run: Analysis) -> str:
+    found = layers_only(stations(run.blocks)) if run.blocks else ()
+    if run.blocks is None:
+        return UNMEASURED
+    if len(found) < 2:
+        return "There is one layer at most, so there is no way through depth to follow."
+    growth = ratio(found[-1].G, found[0].G)
+    if growth.surely_above(1.0):
+        return f"Curvature grows with depth: in the last layer it is {times(growth.value)} that of the first."
+    if ratio(found[0].G, found[-1].G).surely_above(1.0):
+        return f"Curvature fades with depth: in the first layer it is {times(1 / growth.value)} that of the last."
+    return "Curvature is about the same in the first layer and in the last."
+
+
+def _depth_facts(run: Analysis) -> tuple[Fact, ...]:
+    facts: list[Fact] = []
+    found = layers_only(stations(run.blocks)) if run.blocks else ()
+    if len(found) > 1:
+        facts.append(Fact("H_o, last over first layer", str(ratio(found[-1].G, found[0].G)), "norms of the blocks"))
+        facts.append(Fact("H_f, last over first layer", str(ratio(found[-1].F, found[0].F)), "norms of the blocks"))
+    if run.sharpness and run.sharpness.layers:
+        name, value = max(run.sharpness.layers, key=lambda layer: layer[1])
+        facts.append(Fact("Sharpest layer alone", short(value), f"λ_max of {name}, the rest held still"))
+    return tuple(facts)
+
+
+# ---------------------------------------------------------------- Gauss–Newton
+
+
+def _newton(run: Analysis) -> str:
+    if run.blocks is None:
+        return UNMEASURED
+    found = parting(run.blocks)
+    share, rest = found.outer.value, found.functional.value
+    if rest < 0.15:
+        return f"Nearly all: without the functional part, which has {percent(rest)} of its norm, H would hardly change."
+    if rest < 0.6:
+        return f"Most of it: the Gauss–Newton part has {percent(share)} of the norm of H, the functional part {percent(rest)}."
+    return f"Only a part: the functional part is {percent(rest)} as large as H itself, Gauss–Newton {percent(share)}."
+
+
+def _newton_facts(run: Analysis) -> tuple[Fact, ...]:
+    if run.blocks is None:
+        return ()
+    found = parting(run.blocks)
+    facts = [
+        Fact("‖H_o‖ / ‖H‖", str(found.outer), "Gauss–Newton part"),
+        Fact("‖H_f‖ / ‖H‖", str(found.functional), "functional part"),
+        Fact("Cosine of H and H_o", str(found.cosine), "1 is the same direction"),
+    ]
+    if run.sharpness and run.sharpness.outer:
+        top = run.sharpness.outer.values[0] / run.sharpness.largest.values[0]
+        facts.append(Fact("λ_max(H_o) / λ_max(H)", short(top), "of the sharpest directions"))
+    return tuple(facts)
+
+
+# ---------------------------------------------------------------- the questions, in order
+
+QUESTIONS = (
+    Question(
+        "sharpness",
+        "Sharpness",
+        "How sharp is it, and what step size does that allow?",
+        _sharp,
+        _sharp_facts,
+        "Walking down a valley with steps that are too long, one climbs up the other side higher than one came. How long "
+        "is too long is set by the sharpest direction: its curvature is the largest eigenvalue of the Hessian, λ_max. "
+        "Momentum nearly doubles the limit. Adam divides every coordinate by the usual size of its gradient, so its limit "
+        "comes from the curvature after that division, with the divisors held still.",
+        ("step-sizes", "training"),
+    ),
+    Question(
+        "minimum",
+        "Minimum or saddle",
+        "Is this a minimum or a saddle?",
+        _saddle,
+        _saddle_facts,
+        "At a minimum every direction curves upwards. Where some curve downwards the loss can still fall along them, and "
+        "the point is a saddle, or on its way. Stems above zero are upward curvature, stems below are downward; whiskers "
+        "show how far an eigenvalue may be from where it is drawn.",
+        ("eigenvalues",),
+    ),
+    Question(
+        "where",
+        "Where it is",
+        "Where is the curvature?",
+        _where,
+        _where_facts,
+        "Each cell says how strongly the gradient of one weight matrix answers to a change of another: the typical size of "
+        "an entry of that block of the Hessian. The Hessian is the sum of two parts. H_o, the Gauss–Newton part, is what "
+        "would be there if the model were linear in its weights; H_f, the functional part, is what the model's own "
+        "bending adds. The spread compares every weight matrix with itself, entry by entry, so size plays no role.",
+        ("blocks", "shares", "spread"),
+    ),
+    Question(
+        "spectrum",
+        "Spectrum",
+        "What does the spectrum look like?",
+        _spectrum,
+        _spectrum_facts,
+        "The eigenvalues are the curvatures of as many directions as there are parameters. Height says how many lie where, "
+        "per power of ten, on an axis that is logarithmic on both sides of zero; orange is negative. Ticks on top are the outermost ones, "
+        "found one by one. The band is one standard error, over random probes.",
+        ("density",),
+    ),
+    Question(
+        "depth",
+        "Depth",
+        "How does curvature flow through depth?",
+        _depth,
+        _depth_facts,
+        "From the embedding through the layers to the head: the norm of the part of the Hessian that belongs to each "
+        "place alone. Where nothing normalises in between, curvature tends to grow from layer to layer.",
+        ("depth",),
+    ),
+    Question(
+        "gauss-newton",
+        "Gauss–Newton",
+        "How much of it is Gauss–Newton?",
+        _newton,
+        _newton_facts,
+        "H = H_o + H_f, drawn as arrows: lengths are Frobenius norms, and the angle is the true one. Many methods replace "
+        "H by H_o, which is never negative and cheaper. The shorter H_f is, the better that works; it shrinks as the "
+        "model fits its data.",
+        ("parts",),
+    ),
+)
+
+
+def lead(run: Analysis) -> str:
+    """The whole in two sentences."""
+    used, kind = limit_of_training(run), verdict(run)
+    found = {"saddle": "still has directions that curve downwards", "minimum": "rests in a minimum"}
+    text = f"At a loss of {short(run.point.loss)}, this model {found.get(kind, 'rests where nothing measurable curves down')}."
+    if used and run.training and run.training.lr:
+        side = "above" if run.training.lr > used.step.value else "below"
+        text += f" It was trained with steps of up to {run.training.lr:g}, {side} the {short(used.step.value)} that is stable here."
+    return text
