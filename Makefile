@@ -1,12 +1,13 @@
+# make report the first thing to try: sets everything up, trains a small Transformer and writes a page on its curvature
 # make test   sets everything up on a machine that has Python and make, then runs the tests
 # make check  style, types, import contracts, every example in docstrings and documentation, the documentation itself
-# make slow   the tests that take long, and those on real pretrained models
+# make slow   the tests that take long, those on real pretrained models, and those in a browser
 # make docs   the documentation, into site/
 # make bench  cost of products against other libraries and JAX, of attention and of closed forms, in an environment of its own
 # make clean  takes away what make made, the environments included
 SHELL := /bin/bash -eu -o pipefail
 .DELETE_ON_ERROR:
-.PHONY: test check slow docs bench clean lint types imports doctests examples
+.PHONY: report test check slow docs bench clean chromium lint types imports doctests examples
 
 PYTHON ?= python3
 VENV := .venv
@@ -44,11 +45,23 @@ $(PEERS)/bin/.installed: pyproject.toml constraints.txt benchmarks/peers.txt
 	$(PEERS)/bin/python $(PIP) --no-deps -r benchmarks/peers.txt
 	@touch $@
 
-test: $(BIN)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not pretrained and not docs"
+# The page of an earlier `make report` is replaced; it comes out the same. make report ARGS="--seed 1"
+report: $(BIN)/.installed
+	$(BIN)/evolute report --out evolute-report --overwrite $(ARGS)
 
-slow: $(BIN)/.pretrained
-	$(BIN)/python -m pytest -m "slow or pretrained" --durations=10
+test: $(BIN)/.installed
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not pretrained and not docs and not browser"
+
+slow: $(BIN)/.pretrained chromium
+	$(BIN)/python -m pytest -m "slow or pretrained or browser" --durations=10
+
+chromium:
+	@for browser in chromium chromium-browser google-chrome; do \
+		if command -v $$browser > /dev/null; then exit 0; fi; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get > /dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium > /dev/null; \
+	else echo "The pages are tested in Chromium, which is not here; install it first: sudo apt-get install chromium" >&2; \
+		exit 1; fi
 
 check: lint types imports doctests docs examples
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from evolute import __version__
 
-COMMANDS = ("verify", "info")
+COMMANDS = ("report", "plot", "verify", "bench", "info")
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -20,7 +22,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def evolute(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
@@ -35,5 +36,13 @@ def evolute(
     """
 
 
+def _help(function: Callable[..., object]) -> str:
+    """Its docstring, with paragraphs as long as the terminal is wide."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
+
+
+app.callback(help=_help(evolute))(evolute)
 for _name in COMMANDS:
-    app.command()(getattr(import_module(f"evolute.cli.{_name}"), _name))
+    _function = getattr(import_module(f"evolute.cli.{_name}"), _name)
+    app.command(help=_help(_function))(_function)

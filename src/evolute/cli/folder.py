@@ -8,7 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evolute.cli.refusal import refuse
+from evolute.cli.refusal import Refusal, refuse
+from evolute.errors import EvoluteError
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
@@ -24,10 +25,13 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
 @contextmanager
 def filling(folder: Path) -> Generator[Path]:
     """A new folder nearby, whose files are moved into `folder` at the end: all of them, or none."""
+    nearby = ""
     try:
         with tempfile.TemporaryDirectory(prefix=".evolute-", dir=_ground(folder)) as nearby:
             yield Path(nearby)
             _move(Path(nearby), folder)
+    except EvoluteError as problem:  # it knows of the folder nearby only
+        raise Refusal(str(problem).replace(str(nearby), str(folder))) from problem
     except OSError as problem:
         refuse(f"cannot write to '{folder}': {problem.strerror or problem}")
 

@@ -8,7 +8,7 @@ from evolute import Loss, Objective
 from evolute.cli.subject import Options, Subject, chosen
 from evolute.zoo import TrainingResult, cross_entropy, trained_addition
 
-SAMPLES, BATCH = 512, 64
+SAMPLES, BATCH = 128, 16  # a product takes 50 ms of one core; some 800 of them make a page
 TRAINED_BATCH = 64
 
 

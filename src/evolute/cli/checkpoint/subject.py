@@ -34,7 +34,7 @@ def checkpoint(
     made.to(options.device)
     params = chosen(made, options.params)
     objective = Objective.from_hf(made, batches, params=params, memory=options.memory)
-    return Subject(objective, source.name, _about(source, made, task, data, batches))
+    return Subject(objective, source.name, _about(made, task, data, batches))
 
 
 def _batches(
@@ -77,9 +77,9 @@ def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def _about(source: Source, model: nn.Module, task: str, data: str | None, batches: list[text.Batch]) -> dict[str, Any]:
+def _about(model: nn.Module, task: str, data: str | None, batches: list[text.Batch]) -> dict[str, Any]:
     count = sum(len(batch["labels"]) for batch in batches)
     what = {"image-classification": "images", "sequence-classification": "texts"}.get(task)
     what = what or f"windows of {batches[0]['input_ids'].shape[1]} tokens"
     name = Path(data).name if data and Path(data).exists() else data or "english"
-    return {"model": f"{source.name} ({type(model).__name__})", "data": f"{name}: {count} {what}"}
+    return {"model": type(model).__name__, "data": f"{name}: {count} {what}"}
