@@ -65,37 +65,31 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Scores(Step):
-    """s = q kᵀ/√d_K."""
+    """s = q kᵀ/√d_K; `q` and `k` are kept divided by √d_K."""
 
     setting: Setting
     q: Tensor = field(init=False)
     k: Tensor = field(init=False)
 
     def evaluate(self, *values: Tensor) -> Tensor:
-        self.q, self.k = (self.setting.split(value) for value in values)
-        self.q = self.q * self.q.shape[-1] ** -0.5
-        self.scale = self.q.shape[-1] ** -0.5
-        return self.q @ self.k.mT
+        q, k = (self.setting.split(value) for value in values)
+        self.scale = q.shape[-1] ** -0.5
+        self.q, self.k = q * self.scale, k * self.scale
+        return self.q @ k.mT
 
     def push(self, tangents: tuple[Some, ...], moved: Moved) -> Some:
-        q, k = (None if each is None else self.setting.split(each) for each in tangents)
-        return total(
-            None if q is None else product(q * self.scale, self.k.mT), None if k is None else product(self.q, k.mT)
-        )
+        q, k = self._split(tangents)
+        return total(None if q is None else product(q, self.k.mT), None if k is None else product(self.q, k.mT))
 
     def pull(self, g: Tensor) -> tuple[Some, ...]:
-        return self._both(product(g, self.k), product(g.mT, self.q))
+        return self.setting.join(product(g, self.k)), self.setting.join(product(g.mT, self.q))
 
     def bend(self, tangents: tuple[Some, ...], moved: Moved, out: Some) -> tuple[Some, ...]:
-        q, k = (None if each is None else self.setting.split(each) for each in tangents)
-        return self._both(
-            None if k is None else product(self.g, k), None if q is None else product(self.g.mT, q * self.scale)
-        )
+        (q, k), g, join = self._split(tangents), self.g * self.scale, self.setting.join
+        return None if k is None else join(product(g, k)), None if q is None else join(product(g.mT, q))
 
-    def _both(self, q: Some, k: Some) -> tuple[Some, ...]:
-        """Of q itself, not of q/√d_K; k met the scaled q already."""
-        join = self.setting.join
-        return None if q is None else join(q * self.scale), None if k is None else join(k)
+    def _split(self, tangents: tuple[Some, ...]) -> tuple[Some, ...]:
+        return tuple(None if each is None else self.setting.split(each) for each in tangents)
 
 
 @dataclass(eq=False)

@@ -176,29 +176,24 @@ class ClosedForm(SymmetricOperator):
         return max(1, min(64, (1 << 19) // max(1, widest)))  # what a step makes stays in the cache
 
     def apply_rows(self, rows: Tensor) -> Tensor:
-        parts = [self._apply(part) for part in rows.split(self.preferred_block)]  # one empty part, of no rows
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
+        out, pieces = rows.new_zeros(rows.shape), -(-len(rows) // self.preferred_block)
+        for part, into in zip(rows.tensor_split(max(1, pieces)), out.tensor_split(max(1, pieces)), strict=True):
+            if len(part):
+                self._apply(part, into)
+        return out
 
-    def _apply(self, rows: Tensor) -> Tensor:
-        if not len(rows):
-            return rows.clone()
+    def _apply(self, rows: Tensor, out: Tensor) -> None:
+        """The second-order gradients of all parameters, into one flat row per vector."""
         chain, places = self.point.sequences, self.point.places
         moved = {group: rows[:, place].unflatten(1, shape) for group, (place, shape) in places.items()}
         tangents = chain.tangents({}, moved)
-        return self._collected(chain, tangents, moved, len(rows))
-
-    def _collected(self, chain: Chain, tangents: dict[str, Tensor], moved: dict[str, Tensor], k: int) -> Tensor:
-        """The second-order gradients of all parameters, in one flat row per vector."""
-        first = next(step.writes for step in chain.steps)
-        cotangents = chain.cotangents(tangents, moved, self.split, {step.writes for step in chain.steps} | {first})
-        out = torch.zeros(k, self.space.size, dtype=self.dtype, device=self.device)
+        cotangents = chain.cotangents(tangents, moved, self.split, {step.writes for step in chain.steps})
         for step in chain.steps:
             here = tuple(tangents.get(wire) for wire in step.reads)
             found = step.gradients(cotangents.get(step.writes), here, functional=self.split.bends)
             for group, gradient in found.items():
-                if group in self.point.places:
-                    out[:, self.point.places[group][0]] = gradient.flatten(1)
-        return out
+                if group in places:
+                    out[:, places[group][0]] = gradient.flatten(1)
 
     def gradient(self) -> Tensor:
         """∂ℓ/∂w, flat."""

@@ -54,7 +54,8 @@ class Step(ABC):
         """Second-order cotangents of what it reads: `pull` and, where second derivatives count, `bend`."""
         pulled = (None,) * len(self.reads) if g is None else self.pull(g)
         bent = self.bend(tangents, moved, out) if bends else (None,) * len(self.reads)
-        return tuple(total(*pair) for pair in zip(pulled, bent, strict=True))
+        both = zip(pulled, bent, strict=True)  # what a step that bends pulls is new, so it may be added to
+        return tuple(a if b is None else b if a is None else a.add_(b) for a, b in both)
 
     def settle(self, g: Tensor) -> tuple[Some, ...]:
         """The gradient arrives: remembered, and passed on."""

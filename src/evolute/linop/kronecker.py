@@ -137,7 +137,7 @@ class Term:
         if isinstance(self.middle, Diagonal):
             return self.middle.values
         parts = self.middle.slices(_width(self.middle))
-        return torch.cat([part[:, :, start : start + len(part)].diagonal(dim1=0, dim2=2).mT for start, part in parts])
+        return torch.cat([_diagonal_of(part, start) for start, part in parts])
 
     def _crossed_diagonal(self) -> Tensor:
         """(r, m): here r is e, and c is m: Σ_t row[t, r] middle[r, t, m] col[t, m]."""
@@ -147,6 +147,11 @@ class Term:
             for start, part in parts
         ]
         return torch.cat(rows)
+
+
+def _diagonal_of(part: Tensor, start: int) -> Tensor:
+    """part[e, :, start + e], (E, n); a copy, since a view would keep all of the slice."""
+    return part[:, :, start : start + len(part)].diagonal(dim1=0, dim2=2).mT.clone()
 
 
 def _pair(flat: Tensor, first: bool, size: int) -> Tensor:
