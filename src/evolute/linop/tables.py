@@ -20,9 +20,9 @@ class PairTable(Mapping[tuple[str, str], float]):
     >>> table["q", "k"]
     2.0
     >>> print(table)
-    norms       q      k
-    q           1      2
-    k           2      3
+    norms      q      k
+    q          1      2
+    k          2      3
     """
 
     title: str
