@@ -123,7 +123,7 @@ class Lanczos:
     def state(self) -> State:
         kept = self.rows[: self.m + self.width]
         return State(
-            {"rows": kept, "T": self.projected, "coupling": self.coupling},
+            {"rows": kept, "projected": self.projected, "coupling": self.coupling},
             {"m": self.m, "width": self.width, "scale": self.scale},
         )
 

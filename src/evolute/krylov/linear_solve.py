@@ -162,13 +162,14 @@ def minimal_residuals(system: System) -> Tensor:
     x, r = torch.zeros_like(system.b), system.b.clone()
     p = r / norm(r)
     past = list[tuple[Tensor, Tensor]]()  # the last two (p, s), all that symmetric A asks for
-    s = system(p)
+    s, largest = system(p), 0.0
     while system.goes_on(norm(r)):
         for old_p, old_s in past:
             share = dot(s, old_s)
             p, s = p - share * old_p, s - share * old_s
         size = system.finite(norm(s))
-        if size == 0:
+        largest = max(largest, size / norm(p))
+        if size <= system.work.rounding * largest * norm(p):
             break  # p is in the null space: no step along it makes the residual less
         p, s = p / size, s / size
         step = dot(r, s)
