@@ -173,7 +173,7 @@ class ClosedForm(SymmetricOperator):
     @property
     def preferred_block(self) -> int:
         widest = max(value.numel() for value in self.point.sequences.values.values())
-        return max(1, min(64, (1 << 19) // max(1, widest)))  # what a step makes stays in the cache
+        return max(1, min(64, (5 << 17) // max(1, widest)))  # what a step makes stays in the cache
 
     def apply_rows(self, rows: Tensor) -> Tensor:
         out, pieces = rows.new_zeros(rows.shape), -(-len(rows) // self.preferred_block)

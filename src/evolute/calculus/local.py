@@ -34,6 +34,11 @@ class LocalMap(ABC):
     def bend(self, g: Tensor, tangent: Tensor) -> Tensor:
         """(Σ_c g_c ∂²y_c) ẋ: g (n, q), ẋ (k, n, p) → (k, n, p)."""
 
+    def bend_along(self, g: Tensor, tangent: Tensor, moved: Tensor) -> Tensor:
+        """`bend`, for which J ẋ is there already."""
+        del moved
+        return self.bend(g, tangent)
+
     @property
     def jacobian(self) -> Tensor:
         """J, (n, q, p)."""

@@ -43,11 +43,17 @@ class Normalization(LocalMap):
         return self._bare(self._scaled(g))
 
     def bend(self, g: Tensor, tangent: Tensor) -> Tensor:
-        """−( z (Jg·ẋ) + Jg (z·ẋ) + (g·z) Jẋ )/(σ d), g taken through γ."""
+        return self._bent(g, tangent, self._bare(tangent))
+
+    def bend_along(self, g: Tensor, tangent: Tensor, moved: Tensor) -> Tensor:
+        return self._bent(g, tangent, moved) if self.weight is None else self.bend(g, tangent)
+
+    def _bent(self, g: Tensor, tangent: Tensor, moved: Tensor) -> Tensor:
+        """−( z (Jg·ẋ) + Jg (z·ẋ) + (g·z) Jẋ )/(σ d), g taken through γ; `moved` is Jẋ of z."""
         g = self._scaled(g)
         slope = self._bare(g)
         along = torch.addcmul(_dot(slope, tangent) * self.z, _dot(self.z, tangent), slope)
-        return along.addcmul_(_dot(g, self.z), self._bare(tangent)).div_(-self.inputs * self.sigma)
+        return along.addcmul_(_dot(g, self.z), moved).div_(-self.inputs * self.sigma)
 
     @property
     def weight_jacobian(self) -> Tensor:

@@ -147,8 +147,9 @@ class Local(Step):
         return (self.map.pull(g),)
 
     def bend(self, tangents: tuple[Some, ...], moved: Moved, out: Some) -> tuple[Some, ...]:
-        straight = isinstance(self.map, Pointwise) and self.map.straight
-        return (None if tangents[0] is None or straight else self.map.bend(self.g, tangents[0]),)
+        if tangents[0] is None or out is None or (isinstance(self.map, Pointwise) and self.map.straight):
+            return (None,)
+        return (self.map.bend_along(self.g, tangents[0], out),)
 
 
 @dataclass(eq=False)
