@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from evolute.cli.refusal import refuse
 from evolute.cli.subject import Options, Subject
 from evolute.cli.subject_default import embedded
 from evolute.cli.subject_own import own
+from evolute.zoo.trained import one_thread
 
 MODEL, COST, OUTPUT = "Model and data", "How", "Output"
 
@@ -137,15 +139,16 @@ def _made(asked: Asked, options: Options, seconds: float | None, out: Path, *, p
     from evolute import report as pages
 
     subject = asked.subject(options, progress=progress)
-    analysis = pages.analyse(
-        subject.objective,
-        name=subject.name,
-        about=subject.about,
-        seed=options.seed,
-        budget=seconds,
-        training=subject.training,
-        progress=progress,
-    )
+    with one_thread() if subject.small else nullcontext():
+        analysis = pages.analyse(
+            subject.objective,
+            name=subject.name,
+            about=subject.about,
+            seed=options.seed,
+            budget=seconds,
+            training=subject.training,
+            progress=progress,
+        )
     return write_page([analysis], out, ("svg", "png"))
 
 

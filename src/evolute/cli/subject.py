@@ -29,12 +29,16 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """An objective, its name, words about model and data, and how it was trained, if that was here."""
+    """An objective, its name, words about model and data, and how it was trained, if that was here.
+
+    A `small` one is looked at by one thread: several would only wait for one another.
+    """
 
     objective: Objective
     name: str
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     training: Any = None
+    small: bool = False
 
 
 def chosen(model: nn.Module, pattern: str | None) -> list[str] | None:

@@ -23,7 +23,7 @@ def embedded(options: Options, *, progress: bool) -> Subject:
     params = chosen(model, options.params)
     objective = Objective(model, batches, Loss(*cross_entropy), params=params, memory=options.memory)
     about = {"model": "a GPT that was trained for this page", "data": data.name, "fingerprint": data.fingerprint}
-    return Subject(objective, "A small GPT that adds", about, _training(trained.result))
+    return Subject(objective, "A small GPT that adds", about, _training(trained.result), small=True)
 
 
 def _training(result: TrainingResult) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from evolute import __version__
 from evolute.cli.json_output import JsonFile, check_writable, emit
 from evolute.cli.printing import console, plain
 from evolute.verify import Outcome, Statement, registered, run, select
+from evolute.zoo.trained import one_thread
 
 
 def verify(
@@ -51,21 +51,10 @@ def verify(
         _list(chosen)
         return
     check_writable(json_file)
-    with _one_thread():
+    with one_thread():
         outcomes = list(_watched(chosen, seed, trials))
     _report(outcomes, seed, trials, json_file)
     raise typer.Exit(0 if all(outcome.as_expected for outcome in outcomes) else 1)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """The matrices are small: threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _watched(statements: Sequence[Statement[Any]], seed: int, trials: int) -> Iterator[Outcome]:
