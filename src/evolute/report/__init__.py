@@ -1,7 +1,7 @@
 """From a model, its data and its loss to one page: measure, keep, draw.
 
-    analysis = report.analyse(objective, name="My model")
-    report.write(analysis, "report")
+analysis = report.analyse(objective, name="My model")
+report.write(analysis, "report")
 """
 
 from evolute.report.analysis import Analysis

@@ -143,5 +143,3 @@ def advice(analysis: Analysis) -> tuple[Advice, ...]:
     """All that the measurements call for, the most pressing first."""
     found = (rule(analysis) for rule in RULES)
     return tuple(each for each in found if each is not None)
-
-

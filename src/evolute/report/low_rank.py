@@ -32,11 +32,11 @@ class LowRank:
         return torch.einsum("iab,jba->ij", scaled, scaled)
 
     def traces(self) -> Tensor:
-        """tr L_jj  (groups,)."""
+        """Tr L_jj  (groups,)."""
         return torch.einsum("a,jaa->j", self.s, self.gram)
 
     def coefficients(self, V: Tensor, j: int) -> Tensor:
-        """c with L v = U c, for probes V (r, n_j) in group j  (r, k)."""
+        """C with L v = U c, for probes V (r, n_j) in group j  (r, k)."""
         return (V @ self.U[self.groups[j]]) * self.s
 
     def row_squares(self, c: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from evolute.report.parts import Pairs, Parts
 from evolute.report.probing import Known, probe
 from evolute.report.samples import Batchwise, batchwise
 from evolute.report.schedule import FULL, MOST_GROUPS, Schedule, schedule
-from evolute.report.subject import subject_of, training_of
+from evolute.report.subject import checked, subject_of, training_of
 
 EPSILON = 1e-8  # of Adam
 FEWEST_MINIBATCHES = 8  # for a mean square of gradients that is worth dividing by
@@ -53,7 +53,7 @@ def analyse(
     """
     if budget is not None and not budget > 0:
         raise ReportError(f"budget: expected a number of seconds above 0, got {budget!r}.")
-    return _Work(objective, name, dict(about or {}), seed, budget, training, progress).done()
+    return _Work(objective, name, checked(about or {}), seed, budget, training, progress).done()
 
 
 class _Work:
@@ -143,7 +143,7 @@ class _Work:
         return tuple((layer, solvers.top(block, self.generator)[0]) for layer, block in blocks.items())
 
     def _adaptive(self, stage: Stage, batches: Batchwise) -> Adaptive:
-        """v = ḡ² + Var/b: the mean square of the gradient of b samples."""
+        """V = ḡ² + Var/b: the mean square of the gradient of b samples."""
         batch = (self.training.batch if self.training else None) or batches.samples
         square = batches.gradient.square() + batches.variance * (batches.samples / batch)
         scale = (square.sqrt() + EPSILON).rsqrt()

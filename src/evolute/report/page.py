@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evolute.errors import MissingExtraError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import markupsafe
+
 from evolute.report.analysis import Analysis
 from evolute.report.figures import FIGURES, Drawing, Table
-from evolute.report.figures.style import INSTALL, inline, variables
+from evolute.report.figures.style import inline, variables
 from evolute.report.ornament import ornament
 from evolute.report.views import COLOURS, comparison, view
 from evolute.report.words import QUESTIONS, Fact, Question
-
-try:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from jinja2.utils import markupsafe
-except ImportError as error:
-    raise MissingExtraError(INSTALL) from error
 
 Markup, escape = markupsafe.Markup, markupsafe.escape
 SUBSCRIPT = re.compile(r"([λH])_(max|min|o|f|P)\b")
@@ -46,11 +42,15 @@ def page(runs: Sequence[Analysis]) -> str:
     from evolute import __version__
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["maths"] = maths
     return environment.get_template("page.html.j2").render(
-        title=runs[0].name if len(runs) == 1 else " · ".join(run.name for run in runs),
+        title=runs[0].name if len(runs) == 1 else ", ".join(run.name for run in runs),
         version=__version__,
         variables=_themes(),
         style=_static("style.css"),
@@ -70,7 +70,8 @@ def maths(text: str) -> str:
     >>> print(maths("λ_max < 2"))
     λ<sub>max</sub> &lt; 2
     """
-    return Markup(SUBSCRIPT.sub(r"\1<sub>\2</sub>", str(escape(text))))
+    marked = SUBSCRIPT.sub(r"\1<sub>\2</sub>", str(escape(text)))
+    return Markup(marked.replace("|λ|", '<span class="whole">|λ|</span>'))
 
 
 def _static(name: str) -> str:
@@ -93,7 +94,12 @@ def _declared(theme: int) -> str:
 
 def _section(question: Question, runs: Sequence[Analysis]) -> dict[str, Any]:
     told = [
-        {"name": run.name, "colour": COLOURS[i % len(COLOURS)], "answer": question.answer(run), "facts": question.facts(run)}
+        {
+            "name": run.name,
+            "colour": COLOURS[i % len(COLOURS)],
+            "answer": question.answer(run),
+            "facts": question.facts(run),
+        }
         for i, run in enumerate(runs)
     ]
     return {

@@ -18,8 +18,10 @@ TOLERANCE = 1e-2  # of each eigenvalue: a residual that size is an error of its 
 PRODUCTS = 16  # at most, for each eigenvalue that is asked for
 
 
-def eigenvalues(op: LinearOperator, k: int, which: Literal["both", "largest", "smallest"], generator: torch.Generator) -> Pairs:
-    """k at each end that is asked for ("both" is two)."""
+def eigenvalues(
+    op: LinearOperator, k: int, which: Literal["both", "largest", "smallest"], generator: torch.Generator
+) -> Pairs:
+    """K at each end that is asked for ("both" is two)."""
     k = max(1, min(k, op.shape[0] // 2))
     limit = PRODUCTS * max(k, 3) * (1 + (which == "both"))
     options = {"tol": TOLERANCE, "generator": generator, "max_products": limit, "progress": False}

@@ -13,10 +13,15 @@ POINTS = 400  # of a loss curve that is kept
 KNOWN = ("model", "data", "fingerprint", "dtype", "device")
 
 
-def subject_of(objective: Objective, about: Mapping[str, Any], terms: float) -> Subject:
+def checked(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Before the work, not after it."""
     unknown = sorted(set(about) - set(KNOWN))
     if unknown:
         raise ReportError(f"about: no field {unknown[0]!r}; there are {', '.join(KNOWN)}.")
+    return dict(about)
+
+
+def subject_of(objective: Objective, about: Mapping[str, Any], terms: float) -> Subject:
     space, model = objective.space, objective.model
     return Subject(
         model=str(about.get("model", type(model).__name__)),

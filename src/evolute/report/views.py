@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evolute.report.advice import Advice, advice
 from evolute.report.analysis import Analysis, Estimate
 from evolute.report.derived import limit_of_training, limits, parting, root
-from evolute.report.numbers import percent, short, times, with_error
+from evolute.report.numbers import percent, short, with_error
 from evolute.report.words import Fact, lead
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "momentum": "SGD with momentum"}
@@ -53,7 +53,10 @@ def _subject(run: Analysis) -> str:
     subject, training = run.subject, run.training
     told = [subject.model, f"{subject.parameters:,} parameters", subject.data]
     if training and training.steps:
-        told.append(f"{training.steps:,} steps" + (f" of {OPTIMIZERS.get(training.optimizer, training.optimizer)}" if training.optimizer else ""))
+        told.append(
+            f"{training.steps:,} steps"
+            + (f" of {OPTIMIZERS.get(training.optimizer, training.optimizer)}" if training.optimizer else "")
+        )
     if training and training.accuracy is not None:
         told.append(f"{percent(training.accuracy)} right")
     return " · ".join(each for each in told if each)
@@ -63,7 +66,9 @@ def _tiles(run: Analysis) -> tuple[Fact, ...]:
     tiles = [Fact("Loss", short(run.point.loss), f"gradient {short(run.point.gradient.value, 2)}")]
     if run.sharpness:
         data = run.sharpness.data or 0.0
-        tiles.append(Fact("Sharpness λ_max", with_error(run.sharpness.largest.values[0], data), "largest eigenvalue of H"))
+        tiles.append(
+            Fact("Sharpness λ_max", with_error(run.sharpness.largest.values[0], data), "largest eigenvalue of H")
+        )
     steps = limits(run)
     if steps:
         step = limit_of_training(run) or steps[0]
@@ -149,7 +154,9 @@ def _provenance(run: Analysis) -> tuple[Fact, ...]:
         "Fingerprint of the data": subject.fingerprint,
         "Batches": f"{subject.batches:,}",
         "Precision": subject.dtype,
-        "Device": f"{subject.device}, {where.threads} threads" if subject.device == "cpu" else subject.device,
+        "Device": f"{subject.device}, {where.threads} thread{'s' * (where.threads > 1)}"
+        if subject.device == "cpu"
+        else subject.device,
         "Seed": str(where.seed),
         "Versions": ", ".join(f"{name} {version}" for name, version in where.versions),
     }
@@ -197,5 +204,8 @@ def _row(name: str, values: Sequence[float | None]) -> Row:
     first = values[0]
     cells = [Cell("–" if v is None else (percent(v) if name.startswith("Negative") else short(v))) for v in values]
     if first:
-        cells[1:] = [Cell(c.value, times(v / first) if v and v / first > 0 else "") for c, v in zip(cells[1:], values[1:], strict=True)]
+        cells[1:] = [
+            Cell(c.value, short(v / first, 2) + "×" if v and v / first > 0 else "")
+            for c, v in zip(cells[1:], values[1:], strict=True)
+        ]
     return Row(name, tuple(cells))

@@ -136,8 +136,12 @@ def _where_facts(run: Analysis) -> tuple[Fact, ...]:
     between = f"typical entry of {label(found.largest)} over that of {label(found.smallest)}"
     return (
         Fact("Largest over smallest", _factor(found.ratio), between),
-        Fact("Coefficient of variation", short(found.variation), "standard deviation over mean, of the typical entries"),
-        Fact("Pairs of groups measured", f"{len(run.blocks.groups) ** 2:,}", f"{run.blocks.probes} probes of each group"),
+        Fact(
+            "Coefficient of variation", short(found.variation), "standard deviation over mean, of the typical entries"
+        ),
+        Fact(
+            "Pairs of groups measured", f"{len(run.blocks.groups) ** 2:,}", f"{run.blocks.probes} probes of each group"
+        ),
     )
 
 

@@ -58,7 +58,8 @@ def _made(runs: Sequence[Analysis], formats: Sequence[str]) -> dict[str, bytes]:
     for drawing in FIGURES:
         kept = [run for run in runs if drawing.there(run)]
         if kept:
-            files |= {f"figures/{drawing.name}.{kind}": bytes_of(drawing.figure(kept), kind) for kind in formats}
+            figure = drawing.figure(kept)
+            files |= {f"figures/{drawing.name}.{kind}": bytes_of(figure, kind) for kind in formats}
     return files | {_json_name(run, place, len(runs)): to_text(run).encode() for place, run in enumerate(runs)}
 
 

@@ -46,7 +46,7 @@ def _panel(axes: Axes, run: Analysis, values: list[float], narrow: bool) -> None
 
 
 def per_decade(run: Analysis, side: str, threshold: float) -> list[float]:
-    """p n √(λ² + λ₀²) ln 10: how many eigenvalues lie where, per unit of the axis."""
+    """P n √(λ² + λ₀²) ln 10: how many eigenvalues lie where, per unit of the axis."""
     density, count = _spectrum(run).density, run.subject.parameters
     values = {"low": density.low, "mean": density.mean, "high": density.high}[side]
     scale = count * math.log(10)
@@ -55,7 +55,9 @@ def per_decade(run: Analysis, side: str, threshold: float) -> list[float]:
 
 def _side(axes: Axes, grid: Sequence[float], sides: Sequence[Sequence[float]], negative: bool, colour: str) -> None:
     kept = [i for i, x in enumerate(grid) if (x <= 0) == negative]
-    x, low, mean, high = ([max(side[i], floor) for i in kept] for side, floor in zip((grid, *sides), FLOORS, strict=True))
+    x, low, mean, high = (
+        [max(side[i], floor) for i in kept] for side, floor in zip((grid, *sides), FLOORS, strict=True)
+    )
     axes.fill_between(x, FLOOR, mean, color=colour, alpha=0.22, lw=0)
     axes.fill_between(x, low, high, color=colour, alpha=0.35, lw=0)
     axes.plot(x, mean, color=colour, lw=1.7)

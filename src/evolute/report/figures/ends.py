@@ -72,7 +72,9 @@ def _alt(runs: Runs) -> str:
 
 def _table(runs: Runs) -> Table:
     rows = [
-        named(runs, run, with_error(value, 0), short(residual, 2)) for run in runs for value, residual in _pairs(run.sharpness)
+        named(runs, run, with_error(value, 0), short(residual, 2))
+        for run in runs
+        for value, residual in _pairs(run.sharpness)
     ]
     return Table(head(runs, "Eigenvalue", "Residual"), tuple(rows))
 

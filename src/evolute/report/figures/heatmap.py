@@ -52,7 +52,7 @@ def _panel(axes: Axes, blocks: Blocks, matrix: str, scale: tuple[float, float], 
 
 
 def _names(axes: Axes, names: list[str], rows: bool) -> None:
-    size = max(5.2, min(8.0, 150 / len(names)))
+    size = max(5.2, min(8.5, 165 / len(names)))
     places = [place + 0.5 for place in range(len(names))]
     axes.set_xticks(places, names, rotation=90, fontsize=size)
     axes.set_yticks(places, names if rows else [], fontsize=size)

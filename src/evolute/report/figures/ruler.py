@@ -19,7 +19,7 @@ from evolute.report.numbers import short
 def _draw(figure: Figure, runs: Runs, narrow: bool) -> None:
     axes = figure.subplots()
     methods = _methods(runs)
-    low, high = _span(runs)
+    low, high = _span(runs, narrow)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(len(methods) - 0.4, -0.62)
@@ -33,7 +33,9 @@ def _draw(figure: Figure, runs: Runs, narrow: bool) -> None:
     log_ticks(axes, "x")
 
 
-def _bar(axes: Axes, run: Analysis, method: str, y: float, height: float, index: int, span: tuple[float, float]) -> None:
+def _bar(
+    axes: Axes, run: Analysis, method: str, y: float, height: float, index: int, span: tuple[float, float]
+) -> None:
     limit = next((each for each in limits(run) if each.method == method), None)
     axes.barh(y, span[1] - span[0], height, left=span[0], color=light("faint"))
     if limit is None:
@@ -63,11 +65,11 @@ def _offset(index: int, count: int) -> float:
     return 0.44 * ((index + 0.5) / count - 0.5) * 1.12
 
 
-def _span(runs: Runs) -> tuple[float, float]:
+def _span(runs: Runs, narrow: bool) -> tuple[float, float]:
     steps = [limit.step.value for run in runs for limit in limits(run)]
     steps += [run.training.lr for run in runs if run.training and run.training.lr]
     low, high = math.log10(min(steps)), math.log10(max(steps))
-    room = max(0.45 * (high - low), 0.7)
+    room = max((0.8 if narrow else 0.45) * (high - low), 0.7)
     return 10 ** (low - max(0.3 * (high - low), 0.5)), 10 ** (high + room)
 
 
@@ -83,9 +85,7 @@ def _alt(runs: Runs) -> str:
 
 
 def _table(runs: Runs) -> Table:
-    rows = [
-        named(runs, run, limit.method, limit.formula, str(limit.step)) for run in runs for limit in limits(run)
-    ]
+    rows = [named(runs, run, limit.method, limit.formula, str(limit.step)) for run in runs for limit in limits(run)]
     return Table(head(runs, "Method", "Limit", "Largest stable step"), tuple(rows))
 
 

@@ -21,10 +21,7 @@ SIDES: Sides = (("By kind of weight", by_kind), ("By place in the model", by_lay
 
 def _draw(figure: Figure, runs: Runs, narrow: bool) -> None:
     rows = [len(_names(runs, part)) for _, part in SIDES]
-    if narrow:
-        panels = figure.subplots(2, 1, height_ratios=[n + 1.0 for n in rows])
-    else:
-        panels = figure.subplots(1, 2)
+    panels = figure.subplots(2, 1, height_ratios=[n + 1.0 for n in rows]) if narrow else figure.subplots(1, 2)
     for axes, (title, part) in zip(panels, SIDES, strict=True):
         _panel(axes, runs, part)
         axes.set_title(title)
@@ -62,7 +59,9 @@ def _legend(figure: Figure, runs: Runs) -> None:
 
     several = [Patch(color=run_colour(i), label=run.name) for i, run in enumerate(runs)]
     one = [Patch(color=run_colour(0), label="share of ‖H‖²")]
-    marker: Any = Line2D([], [], marker="D", mfc="none", mec=light("ink"), ms=4.2, ls="none", label="share of parameters")
+    marker: Any = Line2D(
+        [], [], marker="D", mfc="none", mec=light("ink"), ms=4.2, ls="none", label="share of parameters"
+    )
     figure.legend(handles=[*(several if len(runs) > 1 else one), marker], loc="outside lower left", ncols=3)
 
 

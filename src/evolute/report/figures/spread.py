@@ -30,8 +30,11 @@ def _draw(figure: Figure, runs: Runs, narrow: bool) -> None:
     axes.set_ylim(len(kinds) - 0.5, -0.5)
     axes.grid(axis="y")
     log_ticks(axes, "x")
-    axes.set_xlabel("typical size of an entry (root mean square)" if narrow else
-                    "typical size of an entry of the diagonal block (root mean square), logarithmic")
+    axes.set_xlabel(
+        "typical size of an entry (root mean square)"
+        if narrow
+        else "typical size of an entry of the diagonal block (root mean square), logarithmic"
+    )
     bare(axes, "left")
     if len(runs) > 1:
         figure.legend(loc="outside lower left", ncols=3)
@@ -52,7 +55,9 @@ def _number(axes: Axes, group: str, x: float, y: float) -> None:
     """The number of the layer, in its dot."""
     found = layer_of(group).rpartition(" ")[2]
     if found.isdigit():
-        axes.annotate(found, (x, y), ha="center", va="center_baseline", fontsize=6.6, color=light("surface"), weight="bold")
+        axes.annotate(
+            found, (x, y), ha="center", va="center_baseline", fontsize=6.6, color=light("surface"), weight="bold"
+        )
 
 
 def _blocks(run: Analysis) -> Blocks:

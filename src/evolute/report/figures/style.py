@@ -7,16 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evolute.errors import MissingExtraError
-
-INSTALL = "the page needs matplotlib and jinja2: pip install 'evolute[report]'"
-try:
-    import matplotlib as mpl
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise MissingExtraError(INSTALL) from error
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 # name → (light, dark); blue, orange and teal are apart for every kind of colour vision
 PALETTE = {
@@ -70,7 +64,6 @@ def drawn(width: float, height: float, draw: Callable[[Figure], None], narrow: b
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
-        figure.canvas.draw()
     return figure
 
 

@@ -39,7 +39,9 @@ def _panel(axes: Axes, sides: Parting) -> None:
     axes.set_axis_off()
 
 
-def _arrow(axes: Axes, start: Point, end: Point, colour: str, text: str, below: bool = False, after: bool = False) -> None:
+def _arrow(
+    axes: Axes, start: Point, end: Point, colour: str, text: str, below: bool = False, after: bool = False
+) -> None:
     from matplotlib.patches import FancyArrowPatch
 
     style = {"arrowstyle": "-|>,head_length=7,head_width=3.6", "mutation_scale": 1, "shrinkA": 0, "shrinkB": 0}
@@ -47,7 +49,14 @@ def _arrow(axes: Axes, start: Point, end: Point, colour: str, text: str, below: 
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
     offset, align = ((0, -14), "center") if below else (((9, 4), "left") if after else ((-8, 8), "right"))
     axes.annotate(
-        text, middle, xytext=offset, textcoords="offset points", ha=align, va="center", weight="bold", color=light(colour)
+        text,
+        middle,
+        xytext=offset,
+        textcoords="offset points",
+        ha=align,
+        va="center",
+        weight="bold",
+        color=light(colour),
     )
 
 
