@@ -52,5 +52,9 @@ class ReportError(EvoluteError, ValueError):
     """A report cannot be read or written: a foreign or damaged file, output that is there, a folder that is closed."""
 
 
+class StudyError(EvoluteError, ValueError):
+    """A study cannot be run or read: an unknown name or setting, a folder of another study, no cell that worked."""
+
+
 class CurvatureWarning(UserWarning):
     """Something true but worth knowing: unused parameters, a slower path, an operation that is not smooth."""

@@ -1,0 +1,21 @@
+"""The claims of the theory as studies: one file per claim, from configuration to verdict."""
+
+from evolute.studies.registry import add, all_names, find
+from evolute.studies.result import Result
+from evolute.studies.run import run
+from evolute.studies.settings import configured
+from evolute.studies.study import Cell, Config, Row, Study, Verdict
+
+__all__ = [
+    "Cell",
+    "Config",
+    "Result",
+    "Row",
+    "Study",
+    "Verdict",
+    "add",
+    "all_names",
+    "configured",
+    "find",
+    "run",
+]

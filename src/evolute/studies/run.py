@@ -1,0 +1,93 @@
+"""Running a study: what is finished is read, the rest is measured, and nothing that is finished is ever lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from evolute.errors import StudyError
+from evolute.studies.cells import CellStore
+from evolute.studies.executors import Executor, Here, finished, processes
+from evolute.studies.registry import find
+from evolute.studies.result import Result, provenance
+from evolute.studies.settings import plain
+from evolute.studies.study import Cell, Config, Row, Study
+
+Report = Callable[[int, int], None]  # cells done, cells in all
+Pool = AbstractContextManager[Executor]
+
+
+def run(
+    study: str | Study[Any],
+    config: Config | None = None,
+    *,
+    out: str | Path | None = None,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    report: Report | None = None,
+) -> Result:
+    """Measures every cell that is not finished yet, and says what all of them say.
+
+    Args:
+        study: its name, as `evolute study --list` shows it.
+        config: the default one, if not given.
+        out: a folder where finished cells are kept; run again with the same folder, and they are not measured again.
+        executor: anything with `submit`, such as a Dask client; a pool of processes if not given.
+        workers: how many processes; 0 runs in this one.
+        report: called with the number of cells done, and of all, whenever one is done.
+    """
+    study = find(study) if isinstance(study, str) else study
+    chosen: Config = study.config() if config is None else config
+    if not isinstance(chosen, study.config):
+        wanted, came = study.config.__name__, type(chosen).__name__
+        raise StudyError(f"expected a {wanted} for the study '{study.name}', got {came}.")
+    begin, cells = time.perf_counter(), list(study.cells(chosen))
+    store = CellStore(study.name, None if out is None else Path(out))
+    rows, failed = _measured(study, cells, store, _executor(executor, workers, len(cells)), report)
+    if not rows:
+        raise StudyError(f"no cell of '{study.name}' could be measured: {failed[0] if failed else 'there are none'}.")
+    table = study.table(chosen, rows)
+    return Result(
+        study.name,
+        study.claim,
+        plain(chosen),
+        table,
+        study.verdict(chosen, table),
+        len(cells),
+        failed,
+        time.perf_counter() - begin,
+        provenance(),
+    )
+
+
+def _executor(given: Executor | None, workers: int | None, cells: int) -> Pool:
+    if given is not None:
+        return nullcontext(given)
+    return nullcontext(Here()) if workers == 0 or cells <= 1 else processes(workers)
+
+
+def _measured(
+    study: Study[Any],
+    cells: list[Cell],
+    store: CellStore,
+    executor: AbstractContextManager[Executor],
+    report: Report | None,
+) -> tuple[list[Row], list[str]]:
+    """The rows of all cells in the order of the cells, and what went wrong."""
+    known = {i: rows for i, cell in enumerate(cells) if (rows := store.load(cell)) is not None}
+    missing, failed = [i for i in range(len(cells)) if i not in known], list[str]()
+    tell = report or (lambda done, total: None)
+    tell(len(known), len(cells))
+    places = {id(cells[i]): i for i in missing}
+    with executor if missing else nullcontext(Here()) as pool:
+        for cell, outcome in finished(pool, study.name, [cells[i] for i in missing]):
+            if isinstance(outcome, Exception):
+                failed.append(f"{cell}: {type(outcome).__name__}: {outcome}")
+            else:
+                store.save(cell, outcome)
+                known[places[id(cell)]] = outcome
+            tell(len(known) + len(failed), len(cells))
+    return [row for i in sorted(known) for row in known[i]], failed

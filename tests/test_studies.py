@@ -1,0 +1,186 @@
+"""Studies: what is finished stays finished, what fails is told, and the numbers are those that theory knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from evolute import studies
+from evolute.errors import StudyError
+from evolute.studies import Cell, Config, Row, Study, Verdict
+from evolute.studies.executors import processes
+from evolute.studies.fits import exponent, slope
+from evolute.studies.growth import Growth
+from evolute.studies.settings import plain, restored
+
+
+@dataclass(frozen=True)
+class Squares(Config):
+    """Numbers to square."""
+
+    numbers: tuple[int, ...] = (1, 2, 3)
+    label: str = "n"
+    loud: bool = False
+
+
+class SquaresStudy(Study[Squares]):
+    """Squares, and a cell that fails if it is told to."""
+
+    name = "squares"
+    claim = "Squares are not negative."
+    config = Squares
+    measured: list[int]
+
+    def __init__(self) -> None:
+        self.measured, self.broken = [], set[int]()
+
+    def cells(self, config: Squares) -> Sequence[Cell]:
+        return [{"number": number} for number in config.numbers]
+
+    def measure(self, cell: Cell) -> list[Row]:
+        self.measured.append(cell["number"])
+        if cell["number"] in self.broken:
+            raise ValueError("too hard")
+        return [{"number": cell["number"], "square": cell["number"] ** 2}]
+
+    def table(self, config: Squares, rows: Sequence[Row]) -> list[Row]:
+        return list(rows)
+
+    def verdict(self, config: Squares, table: Sequence[Row]) -> Verdict:
+        return Verdict("holds", f"{len(table)} squares.")
+
+    def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
+        return Figure()
+
+
+@pytest.fixture
+def squares() -> SquaresStudy:
+    study = SquaresStudy()
+    studies.add(study)
+    return study
+
+
+def test_rows_come_in_the_order_of_the_cells(squares: SquaresStudy) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        result = studies.run("squares", Squares(numbers=(3, 1, 2)), executor=pool)
+    assert [row["square"] for row in result.rows] == [9, 1, 4]
+    assert result.verdict == Verdict("holds", "3 squares.") and result.cells == 3
+
+
+def test_finished_cells_are_not_measured_again(squares: SquaresStudy, tmp_path: Path) -> None:
+    squares.broken = {2}
+    first = studies.run("squares", out=tmp_path, workers=0)
+    assert [row["square"] for row in first.rows] == [1, 9]
+    assert len(first.failed) == 1 and "too hard" in first.failed[0]
+    squares.broken, squares.measured = set(), []
+    second = studies.run("squares", out=tmp_path, workers=0)
+    assert squares.measured == [2] and [row["square"] for row in second.rows] == [1, 4, 9] and not second.failed
+
+
+def test_an_interruption_loses_no_finished_cell(squares: SquaresStudy, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        studies.run("squares", out=tmp_path, workers=0, report=stop)
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+    squares.measured = []
+    assert len(studies.run("squares", out=tmp_path, workers=0).rows) == 3
+    assert squares.measured == [3]
+
+
+def test_results_are_read_back_as_they_were(squares: SquaresStudy, tmp_path: Path) -> None:
+    result = studies.run("squares", workers=0)
+    again = studies.Result.load(result.save(tmp_path))
+    assert again == result and studies.Result.load(tmp_path) == result
+
+
+def test_settings_have_the_types_of_their_fields() -> None:
+    config = studies.configured(Squares, ["numbers=4, 5", "label=m", "loud=true", "seed=7"])
+    assert config == Squares(seed=7, numbers=(4, 5), label="m", loud=True)
+    assert restored(Squares, plain(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["numbrs=1"], "no setting 'numbrs'; did you mean 'numbers'?"),
+        (["numbers=x"], "numbers: expected int values with commas between, got 'x'"),
+        (["loud=yes"], "loud: expected bool, got 'yes'"),
+        (["seed"], "expected key=value, got 'seed'"),
+    ],
+)
+def test_a_wrong_setting_is_named(pairs: list[str], message: str) -> None:
+    with pytest.raises(StudyError) as error:
+        studies.configured(Squares, pairs)
+    assert message in str(error.value)
+
+
+def test_what_cannot_be_run_or_read_says_why(squares: SquaresStudy, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="no study 'squars'; did you mean 'squares'"):
+        studies.run("squars")
+    with pytest.raises(StudyError, match="expected a Squares for the study 'squares', got Growth"):
+        studies.run("squares", Growth())
+    squares.broken = {1, 2, 3}
+    with pytest.raises(StudyError, match=r"no cell of 'squares' could be measured: .*too hard"):
+        studies.run("squares", workers=0)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(StudyError, match="is no result of a study"):
+        studies.Result.load(tmp_path)
+    squares.broken = set()
+    studies.run("squares", out=tmp_path, workers=0)
+    next((tmp_path / "cells").iterdir()).write_text("half a cel")
+    with pytest.raises(StudyError, match="is no finished cell"):
+        studies.run("squares", out=tmp_path, workers=0)
+
+
+def test_an_exponent_has_students_interval() -> None:
+    assert slope([1, 2, 4, 8], [5 * x**1.5 for x in (1, 2, 4, 8)]) == pytest.approx(1.5)
+    fit = exponent([1, 2], [[1, 2], [1, 4], [1, 8]])  # slopes 1, 2, 3
+    assert fit.value == pytest.approx(2)
+    assert fit.high - fit.value == pytest.approx(4.302652729696142 / 3**0.5)
+
+
+def small(**changed: Any) -> Growth:
+    sizes = {"depths": (1,), "sigmas": (0.01, 0.03, 0.1), "width": 16, "sequences": 4, "repeats": 2}
+    return Growth(**{**sizes, **changed})
+
+
+def test_growth_finds_the_exponents_of_the_theory() -> None:
+    """A wrong moment, a lost softmax or a mean in place of a sum would change an integer here."""
+    result = studies.run("growth", small(), workers=0)
+    assert result.verdict.answer == "holds" and not result.failed
+    told = {(r["model"], r["part"], r["block"]): r["exponent"] for r in result.rows if r["range"] == "small"}
+    softmax = {"Q": (6, 5), "K": (6, 5), "Q,K": (6, 3), "Q,V": (4, 3), "K,V": (4, 3)}
+    for block, (outer, functional) in softmax.items():
+        assert told["softmax", "H_o", block] == pytest.approx(outer, abs=0.05)
+        assert told["softmax", "H_f", block] == pytest.approx(functional, abs=0.05)
+    assert ("softmax", "H_f", "V") not in told  # it is zero
+    assert told["linear", "H_o", "Q"] == pytest.approx(6, abs=1e-6)
+    assert told["mlp", "H_o", "W"] == pytest.approx(2, abs=1e-6)
+
+
+def test_growth_is_the_same_in_other_processes(tmp_path: Path) -> None:
+    config = small(models=("mlp",), sigmas=(0.01, 0.1))
+    with processes(1) as pool:
+        there = studies.run("growth", config, executor=pool, out=tmp_path)
+    here = studies.run("growth", config, workers=0)
+    assert [(r["block"], round(r["exponent"], 9)) for r in there.rows] == [
+        (r["block"], round(r["exponent"], 9)) for r in here.rows
+    ]
+
+
+def test_the_figure_of_growth_comes_from_the_saved_result(tmp_path: Path) -> None:
+    result = studies.run("growth", small(models=("softmax", "mlp")), workers=0)
+    again = studies.Result.load(result.save(tmp_path))
+    picture = studies.find("growth").figure(again.rows, again.settings)
+    assert [axes.get_title() for axes in picture.axes] == ["softmax", "mlp"]
+    json.dumps(list(again.rows), allow_nan=False)
