@@ -409,7 +409,7 @@ def test_an_objective_has_its_own_settings(own: str, refused: Callable[..., str]
         ("plot nowhere.json --format gif", "--format: expected some of svg, png, pdf"),
         ("info --speed", "No such option"),
         ("bench --json no/such/x.json", "--json"),
-        ("study", "No such command 'study'"),
+        ("unfold", "No such command 'unfold'"),
     ],
 )
 def test_nonsense(arguments: str, told: str, refused: Callable[..., str]) -> None:
