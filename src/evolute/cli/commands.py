@@ -11,7 +11,7 @@ import typer
 
 from evolute import __version__
 
-COMMANDS = ("report", "plot", "verify", "bench", "info")
+COMMANDS = ("report", "plot", "study", "verify", "bench", "info")
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
