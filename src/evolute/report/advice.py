@@ -32,8 +32,9 @@ def step_too_large(analysis: Analysis) -> Advice | None:
         return None
     return Advice(
         f"Lower the learning rate below {short(limit.step.value, 2)} to settle here",
-        f"At its highest rate, {lr:g}, {limit.method.partition(',')[0]} cannot come to rest at this point: along the sharpest direction each "
-        "step overshoots by more than it corrects. A schedule that ends lower lets it settle.",
+        f"At its highest rate, {lr:g}, {limit.method.partition(',')[0]} cannot come to rest at this point: along the "
+        "sharpest direction each step overshoots by more than it corrects. A schedule that ends lower lets it "
+        "settle.",
         f"{limit.formula} = {limit.step}, and training used {lr:g}.",
     )
 
@@ -60,8 +61,8 @@ def negative_curvature(analysis: Analysis) -> Advice | None:
     assert analysis.sharpness is not None and analysis.sharpness.smallest is not None
     return Advice(
         "Not yet at a minimum: momentum, and clipped gradients",
-        "Some directions curve downwards, so the loss can still fall without the gradient being large. Momentum carries "
-        "training along them; clipping keeps a single step from running away where the surface falls off.",
+        "Some directions curve downwards, so the loss can still fall without the gradient being large. Momentum "
+        "carries training along them; clipping keeps a single step from running away where the surface falls off.",
         f"{percent(spectrum.negative.value, spectrum.negative.error)} of the curvature is negative, "
         f"the lowest eigenvalue is {short(analysis.sharpness.smallest.values[0])}.",
     )
@@ -79,8 +80,8 @@ def unlike_layers(analysis: Analysis) -> Advice | None:
         return None
     return Advice(
         "Give layers their own learning rates",
-        f"{most} is sharper than {least}, so a rate that is safe for the one is timid for the other. Scale rates by layer "
-        "(LARS, LAMB, layer-wise decay), or use an optimiser that does.",
+        f"{most} is sharper than {least}, so a rate that is safe for the one is timid for the other. Scale rates by "
+        "layer (LARS, LAMB, layer-wise decay), or use an optimiser that does.",
         f"Per parameter, {most} has {apart} times the curvature of {least}.",
     )
 
@@ -109,8 +110,8 @@ def gauss_newton_misses(analysis: Analysis) -> Advice | None:
         return None
     return Advice(
         "Do not take Gauss–Newton for the Hessian here",
-        "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) do not see a good part of the curvature "
-        "at this point. Check their conclusions against the Hessian itself.",
+        "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) do not see a good part of the "
+        "curvature at this point. Check their conclusions against the Hessian itself.",
         f"The functional part has {percent(share.value, share.error)} of the norm of H.",
     )
 
@@ -122,8 +123,8 @@ def gauss_newton_serves(analysis: Analysis) -> Advice | None:
         return None
     return Advice(
         "Gauss–Newton is a good stand-in here",
-        "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) see nearly all of the curvature at this "
-        "point, and its products cost about two thirds of those with the Hessian.",
+        "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) see nearly all of the curvature at "
+        "this point, and its products cost about two thirds of those with the Hessian.",
         f"The functional part has only {percent(share.value, share.error)} of the norm of H.",
     )
 

@@ -49,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Training:
-    """How the model came to be, as far as it is known; `lr` is the largest rate, `losses` are those of the steps, or some of them."""
+    """How the model came to be, as far as it is known: the largest rate; losses of the steps, or some of them."""
 
     optimizer: str | None = None
     lr: float | None = None

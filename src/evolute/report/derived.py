@@ -90,8 +90,8 @@ def shares(blocks: Blocks, part: Callable[[str], str]) -> tuple[Share, ...]:
     out: list[Share] = []
     for name in in_order(names):
         members = [i for i, each in enumerate(names) if each == name]
-        three = (_share(blocks, matrix, members) for matrix in ("H", "G", "F"))
-        out.append(Share(name, *three, sum(blocks.sizes[i] for i in members) / total))
+        H, G, F = (_share(blocks, matrix, members) for matrix in ("H", "G", "F"))
+        out.append(Share(name, H, G, F, sum(blocks.sizes[i] for i in members) / total))
     return tuple(out)
 
 

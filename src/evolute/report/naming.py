@@ -25,7 +25,8 @@ MOST = 40  # groups that a heatmap can name
 
 
 def kind_of(group: str) -> str:
-    """
+    """What it does.
+
     >>> kind_of("layers.0.attn.q"), kind_of("layers.11.mlp.up"), kind_of("norm"), kind_of("embed.position")
     ('Q', 'W₁', 'Norms', 'Embeddings')
     """
@@ -35,7 +36,8 @@ def kind_of(group: str) -> str:
 
 
 def layer_of(group: str) -> str:
-    """
+    """Where it is.
+
     >>> layer_of("layers.0.attn.q"), layer_of("encoder.layers.3.norm1"), layer_of("embed"), layer_of("unembed")
     ('Layer 0', 'encoder layer 3', 'Embedding', 'Head')
     """
@@ -81,7 +83,7 @@ def coarse_name(group: str, level: int) -> str:
 
 
 def coarser(groups: Mapping[str, Group], most: int) -> dict[str, Group]:
-    """The groups themselves, or attention, feed-forward and norms of each layer, or whole layers: what is few enough."""
+    """The groups themselves, or sublayers (attention, feed-forward, norms), or whole layers: what is few enough."""
     merged = [_merged(groups, level) for level in range(3)]
     return next((each for each in merged if len(each) <= most), merged[-1])
 

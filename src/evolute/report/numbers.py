@@ -23,7 +23,8 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def ten(power: int) -> str:
-    """
+    """A power of ten.
+
     >>> ten(-3)
     '10⁻³'
     """
@@ -47,7 +48,8 @@ def with_error(value: float, error: float) -> str:
 
 
 def percent(value: float, error: float = 0.0) -> str:
-    """
+    """A share.
+
     >>> percent(0.1234), percent(0.1234, 0.02), percent(0.00012)
     ('12 %', '12\u2009±\u20092 %', '0.01 %')
     """
@@ -58,7 +60,8 @@ def percent(value: float, error: float = 0.0) -> str:
 
 
 def times(ratio: float) -> str:
-    """
+    """A factor.
+
     >>> times(2.345), times(120.0)
     ('2.3×', '120×')
     """

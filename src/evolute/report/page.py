@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from jinja2.utils import markupsafe
+from markupsafe import Markup, escape
 
 from evolute.report.analysis import Analysis
+from evolute.report.facts import Fact
 from evolute.report.figures import FIGURES, Drawing, Table
 from evolute.report.figures.style import inline, variables
 from evolute.report.ornament import ornament
 from evolute.report.views import COLOURS, comparison, view
-from evolute.report.words import QUESTIONS, Fact, Question
+from evolute.report.words import QUESTIONS, Question
 
-Markup, escape = markupsafe.Markup, markupsafe.escape
 SUBSCRIPT = re.compile(r"([λH])_(max|min|o|f|P)\b")
 TEMPLATE = Path(__file__).parent / "template"
 PAGE = ("#f7f8fa", "#0d1118")
@@ -108,7 +108,7 @@ def _section(question: Question, runs: Sequence[Analysis]) -> dict[str, Any]:
         "asked": question.asked,
         "meaning": question.meaning,
         "runs": told,
-        "rows": _rows([each["facts"] for each in told]),
+        "rows": _rows([question.facts(run) for run in runs]),
         "figures": [_figure(drawing, kept) for drawing in _drawings(question) if (kept := _able(drawing, runs))],
     }
 

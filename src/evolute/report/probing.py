@@ -1,4 +1,4 @@
-"""Norms of all blocks of H, G and F = H − G at once: each probe, supported on one group, is multiplied by H and by G."""
+"""Norms of all blocks of H, G and F = H − G at once: probes supported on one group, multiplied by H and by G."""
 
 from __future__ import annotations
 
@@ -103,10 +103,9 @@ def _one_pass(
         V = _signs(count, len(known.H.groups[column.place]), generator, column.H)
         HV, GV = column.products(V)
         stage.tick(2 * count)
-        V, HV, GV = V.double(), HV.double(), GV.double()
-        found.append({name: _beyond(known[name], A, V, column.place) for name, A in _three(HV, GV)})
-        c, d = known.H.coefficients(V, column.place), known.G.coefficients(V, column.place)
-        inners.append((HV * GV).sum(-1) - torch.einsum("ra,ab,rb->r", c, known.H.U.T @ known.G.U, d))
+        pieces, product = _seen(known, column.place, V.double(), HV.double(), GV.double())
+        found.append(pieces)
+        inners.append(product)
     for name in MATRICES:
         seen.squares[name] += torch.stack([each[name][0] for each in found], -1).unbind()
         seen.traces[name] += torch.stack([each[name][1] for each in found], -1).unbind()
@@ -114,13 +113,17 @@ def _one_pass(
     return True
 
 
+def _seen(known: Known, j: int, V: Tensor, HV: Tensor, GV: Tensor) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
+    """Beyond L: squares and traces of each matrix, and the inner product."""
+    products = {"H": HV, "G": GV, "F": HV - GV}
+    pieces = {name: _beyond(known[name], AV, V, j) for name, AV in products.items()}
+    c, d = known.H.coefficients(V, j), known.G.coefficients(V, j)
+    return pieces, (HV * GV).sum(-1) - torch.einsum("ra,ab,rb->r", c, known.H.U.T @ known.G.U, d)
+
+
 def _signs(count: int, size: int, generator: torch.Generator, op: LinearOperator) -> Tensor:
     draw = torch.randint(0, 2, (count, size), generator=generator, device=generator.device)
     return draw.to(op.device, op.dtype).mul_(2).sub_(1)
-
-
-def _three(HV: Tensor, GV: Tensor) -> tuple[tuple[str, Tensor], ...]:
-    return ("H", HV), ("G", GV), ("F", HV - GV)
 
 
 def _beyond(L: LowRank, AV: Tensor, V: Tensor, j: int) -> tuple[Tensor, Tensor]:

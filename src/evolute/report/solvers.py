@@ -24,8 +24,7 @@ def eigenvalues(
     """K at each end that is asked for ("both" is two)."""
     k = max(1, min(k, op.shape[0] // 2))
     limit = PRODUCTS * max(k, 3) * (1 + (which == "both"))
-    options = {"tol": TOLERANCE, "generator": generator, "max_products": limit, "progress": False}
-    found = krylov.eigsh(op, k, which, vectors=True, **options)
+    found = krylov.eigsh(op, k, which, TOLERANCE, generator=generator, vectors=True, max_products=limit, progress=False)
     assert found.vectors is not None
     return Pairs(found.values, found.residuals, found.vectors, bool(found.converged.all()))
 

@@ -47,7 +47,8 @@ def training_of(told: object) -> Training | None:
     unknown = sorted(set(fields) - set(Training.__dataclass_fields__))
     if unknown:
         raise ReportError(f"training: no field {unknown[0]!r}; there are {', '.join(Training.__dataclass_fields__)}.")
-    return Training(**{**fields, "losses": _thinned(fields.get("losses") or ())})
+    given: dict[str, Any] = {**fields, "losses": _thinned(fields.get("losses") or ())}
+    return Training(**given)
 
 
 def _attributes(told: object) -> dict[str, Any]:

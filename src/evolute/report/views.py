@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from evolute.report.advice import Advice, advice
 from evolute.report.analysis import Analysis, Estimate
 from evolute.report.derived import limit_of_training, limits, parting, root
+from evolute.report.facts import Fact
 from evolute.report.numbers import percent, short, with_error
-from evolute.report.words import Fact, lead
+from evolute.report.words import lead
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "momentum": "SGD with momentum"}
 COLOURS = ("blue", "orange", "teal", "violet", "rose")
@@ -85,7 +86,7 @@ def _tiles(run: Analysis) -> tuple[Fact, ...]:
 
 def _sure(run: Analysis) -> str:
     unfinished = [cost.what for cost in run.costs if not cost.complete]
-    text = f"{run.products:,} products in {duration(run.provenance.seconds)}, on {run.subject.terms:,.0f} terms of the loss"
+    text = f"{run.products:,} products in {duration(run.provenance.seconds)}, on {run.subject.terms:,.0f} loss terms"
     if unfinished or run.notes:
         return f"{text}; not everything was finished, see below."
     return f"{text}; what was sampled has its error beside it."
@@ -136,7 +137,8 @@ def _costs(run: Analysis) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def duration(seconds: float) -> str:
-    """
+    """As people say it.
+
     >>> duration(0.4), duration(42.3), duration(200.0)
     ('0.4 s', '42 s', '3 min 20 s')
     """

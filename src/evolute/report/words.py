@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from evolute.report.analysis import Analysis, Estimate
+from evolute.report import facts
+from evolute.report.analysis import Analysis
 from evolute.report.derived import (
     by_kind,
     by_layer,
@@ -14,23 +15,12 @@ from evolute.report.derived import (
     limits,
     parting,
     ratio,
-    spread,
     stations,
     verdict,
 )
-from evolute.report.naming import label
-from evolute.report.numbers import percent, short, times, with_error
+from evolute.report.numbers import percent, short, times
 
 UNMEASURED = "This was not measured: there was no time for it."
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A number with its name, and what it is."""
-
-    name: str
-    value: str
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class Question:
     short: str
     asked: str
     answer: Callable[[Analysis], str]
-    facts: Callable[[Analysis], tuple[Fact, ...]]
+    facts: Callable[[Analysis], tuple[facts.Fact, ...]]
     meaning: str
     figures: tuple[str, ...]
 
@@ -59,21 +49,6 @@ def _sharp(run: Analysis) -> str:
     text += f"{short(found[0].step.value)}"
     adam = next((each for each in found if each.method.startswith("Adam")), None)
     return f"{text}, and Adam below {short(adam.step.value)}." if adam else f"{text}."
-
-
-def _sharp_facts(run: Analysis) -> tuple[Fact, ...]:
-    if run.sharpness is None:
-        return ()
-    largest, data = run.sharpness.largest, run.sharpness.data
-    facts = [Fact("Largest eigenvalue λ_max", with_error(largest.values[0], data or 0.0), _data_note(data))]
-    facts += [Fact(each.method, str(each.step), f"largest stable step, {each.formula}") for each in limits(run)]
-    if run.point.along_gradient is not None:
-        facts.append(Fact("Along the gradient", short(run.point.along_gradient), "curvature of the way downhill"))
-    return tuple(facts)
-
-
-def _data_note(data: float | None) -> str:
-    return "± how much it would change with other data" if data else "curvature of the sharpest direction"
 
 
 # ---------------------------------------------------------------- minimum or saddle
@@ -95,21 +70,6 @@ def _saddle(run: Analysis) -> str:
     return "Like the floor of a valley: nothing measurable curves downwards, but many directions are flat."
 
 
-def _saddle_facts(run: Analysis) -> tuple[Fact, ...]:
-    facts: list[Fact] = []
-    low = run.sharpness.smallest if run.sharpness else None
-    if low:
-        within = f"within {short(low.residuals[0], 1)} of a true one"
-        facts.append(Fact("Lowest eigenvalue λ_min", short(low.values[0]), within))
-    if run.spectrum:
-        negative = run.spectrum.negative
-        facts.append(Fact("Negative curvature", percent(negative.value, negative.error), "share of the sum of |λ|"))
-    gradient = run.point.gradient
-    note = "± how much it would change with other data" if gradient.error else "length of ∇L"
-    facts.append(Fact("Gradient", str(gradient), note))
-    return tuple(facts)
-
-
 # ---------------------------------------------------------------- where
 
 
@@ -129,26 +89,6 @@ def _lower(place: str) -> str:
     return {"Embedding": "the embedding", "Head": "the head"}.get(place, place.replace("Layer", "layer"))
 
 
-def _where_facts(run: Analysis) -> tuple[Fact, ...]:
-    found = spread(run.blocks) if run.blocks else None
-    if run.blocks is None or found is None:
-        return ()
-    between = f"typical entry of {label(found.largest)} over that of {label(found.smallest)}"
-    return (
-        Fact("Largest over smallest", _factor(found.ratio), between),
-        Fact(
-            "Coefficient of variation", short(found.variation), "standard deviation over mean, of the typical entries"
-        ),
-        Fact(
-            "Pairs of groups measured", f"{len(run.blocks.groups) ** 2:,}", f"{run.blocks.probes} probes of each group"
-        ),
-    )
-
-
-def _factor(estimate: Estimate) -> str:
-    return f"{with_error(estimate.value, estimate.error)}×" if estimate.value < 1e4 else times(estimate.value)
-
-
 # ---------------------------------------------------------------- spectrum
 
 
@@ -163,20 +103,6 @@ def _spectrum(run: Analysis) -> str:
         if rank.value < 0.1 * run.subject.parameters
         else f"Curvature is spread out: about {short(rank.value, 2)} of {run.subject.parameters:,} directions share it."
     )
-
-
-def _spectrum_facts(run: Analysis) -> tuple[Fact, ...]:
-    found = run.spectrum
-    if found is None:
-        return ()
-    facts = [
-        Fact("Trace", str(found.trace), "sum of all eigenvalues"),
-        Fact("Frobenius norm", str(found.frobenius), "root of the sum of their squares"),
-        Fact("Effective rank", str(found.effective_rank), "(Σ|λ|)² / Σλ²"),
-    ]
-    if found.condition is not None:
-        facts.append(Fact("Condition number", f"at least {short(found.condition, 2)}", found.condition_on))
-    return tuple(facts)
 
 
 # ---------------------------------------------------------------- depth
@@ -196,18 +122,6 @@ def _depth(run: Analysis) -> str:
     return "Curvature is about the same in the first layer and in the last."
 
 
-def _depth_facts(run: Analysis) -> tuple[Fact, ...]:
-    facts: list[Fact] = []
-    found = layers_only(stations(run.blocks)) if run.blocks else ()
-    if len(found) > 1:
-        facts.append(Fact("H_o, last over first layer", str(ratio(found[-1].G, found[0].G)), "norms of the blocks"))
-        facts.append(Fact("H_f, last over first layer", str(ratio(found[-1].F, found[0].F)), "norms of the blocks"))
-    if run.sharpness and run.sharpness.layers:
-        name, value = max(run.sharpness.layers, key=lambda layer: layer[1])
-        facts.append(Fact("Sharpest layer alone", short(value), f"λ_max of {name}, the rest held still"))
-    return tuple(facts)
-
-
 # ---------------------------------------------------------------- Gauss–Newton
 
 
@@ -219,23 +133,8 @@ def _newton(run: Analysis) -> str:
     if rest < 0.15:
         return f"Nearly all: without the functional part, which has {percent(rest)} of its norm, H would hardly change."
     if rest < 0.6:
-        return f"Most of it: the Gauss–Newton part has {percent(share)} of the norm of H, the functional part {percent(rest)}."
+        return f"Most of it: Gauss–Newton has {percent(share)} of the norm of H, the functional part {percent(rest)}."
     return f"Only a part: the functional part is {percent(rest)} as large as H itself, Gauss–Newton {percent(share)}."
-
-
-def _newton_facts(run: Analysis) -> tuple[Fact, ...]:
-    if run.blocks is None:
-        return ()
-    found = parting(run.blocks)
-    facts = [
-        Fact("‖H_o‖ / ‖H‖", str(found.outer), "Gauss–Newton part"),
-        Fact("‖H_f‖ / ‖H‖", str(found.functional), "functional part"),
-        Fact("Cosine of H and H_o", str(found.cosine), "1 is the same direction"),
-    ]
-    if run.sharpness and run.sharpness.outer:
-        top = run.sharpness.outer.values[0] / run.sharpness.largest.values[0]
-        facts.append(Fact("λ_max(H_o) / λ_max(H)", short(top), "of the sharpest directions"))
-    return tuple(facts)
 
 
 # ---------------------------------------------------------------- the questions, in order
@@ -246,11 +145,11 @@ QUESTIONS = (
         "Sharpness",
         "How sharp is it, and what step size does that allow?",
         _sharp,
-        _sharp_facts,
-        "Walking down a valley with steps that are too long, one climbs up the other side higher than one came. How long "
-        "is too long is set by the sharpest direction: its curvature is the largest eigenvalue of the Hessian, λ_max. "
-        "Momentum nearly doubles the limit. Adam divides every coordinate by the usual size of its gradient, so its limit "
-        "comes from the curvature after that division, with the divisors held still.",
+        facts.sharpness,
+        "Walking down a valley with steps that are too long, one climbs up the other side higher than one came. How "
+        "long is too long is set by the sharpest direction: its curvature is the largest eigenvalue of the Hessian, "
+        "λ_max. Momentum nearly doubles the limit. Adam divides every coordinate by the usual size of its gradient, "
+        "so its limit comes from the curvature after that division, with the divisors held still.",
         ("step-sizes", "training"),
     ),
     Question(
@@ -258,10 +157,10 @@ QUESTIONS = (
         "Minimum or saddle",
         "Is this a minimum or a saddle?",
         _saddle,
-        _saddle_facts,
-        "At a minimum every direction curves upwards. Where some curve downwards the loss can still fall along them, and "
-        "the point is a saddle, or on its way. Stems above zero are upward curvature, stems below are downward; whiskers "
-        "show how far an eigenvalue may be from where it is drawn.",
+        facts.minimum,
+        "At a minimum every direction curves upwards. Where some curve downwards the loss can still fall along them, "
+        "and the point is a saddle, or on its way. Stems above zero are upward curvature, stems below are downward; "
+        "whiskers show how far an eigenvalue may be from where it is drawn.",
         ("eigenvalues",),
     ),
     Question(
@@ -269,11 +168,12 @@ QUESTIONS = (
         "Where it is",
         "Where is the curvature?",
         _where,
-        _where_facts,
-        "Each cell says how strongly the gradient of one weight matrix answers to a change of another: the typical size of "
-        "an entry of that block of the Hessian. The Hessian is the sum of two parts. H_o, the Gauss–Newton part, is what "
-        "would be there if the model were linear in its weights; H_f, the functional part, is what the model's own "
-        "bending adds. The spread compares every weight matrix with itself, entry by entry, so size plays no role.",
+        facts.where,
+        "Each cell says how strongly the gradient of one weight matrix answers to a change of another: the typical "
+        "size of an entry of that block of the Hessian. The Hessian is the sum of two parts. H_o, the Gauss–Newton "
+        "part, is what would be there if the model were linear in its weights; H_f, the functional part, is what the "
+        "model's own bending adds. The spread compares every weight matrix with itself, entry by entry, so size "
+        "plays no role.",
         ("blocks", "shares", "spread"),
     ),
     Question(
@@ -281,10 +181,10 @@ QUESTIONS = (
         "Spectrum",
         "What does the spectrum look like?",
         _spectrum,
-        _spectrum_facts,
-        "The eigenvalues are the curvatures of as many directions as there are parameters. Height says how many lie where, "
-        "per power of ten, on an axis that is logarithmic on both sides of zero; orange is negative. Ticks on top are the outermost ones, "
-        "found one by one. The band is one standard error, over random probes.",
+        facts.spectrum,
+        "The eigenvalues are the curvatures of as many directions as there are parameters. Height says how many lie "
+        "where, per power of ten, on an axis that is logarithmic on both sides of zero; orange is negative. Ticks on "
+        "top are the outermost ones, found one by one. The band is one standard error, over random probes.",
         ("density",),
     ),
     Question(
@@ -292,7 +192,7 @@ QUESTIONS = (
         "Depth",
         "How does curvature flow through depth?",
         _depth,
-        _depth_facts,
+        facts.depth,
         "From the embedding through the layers to the head: the norm of the part of the Hessian that belongs to each "
         "place alone. Where nothing normalises in between, curvature tends to grow from layer to layer.",
         ("depth",),
@@ -302,10 +202,10 @@ QUESTIONS = (
         "Gauss–Newton",
         "How much of it is Gauss–Newton?",
         _newton,
-        _newton_facts,
-        "H = H_o + H_f, drawn as arrows: lengths are Frobenius norms, and the angle is the true one. Many methods replace "
-        "H by H_o, which is never negative and cheaper. The shorter H_f is, the better that works; it shrinks as the "
-        "model fits its data.",
+        facts.gauss_newton,
+        "H = H_o + H_f, drawn as arrows: lengths are Frobenius norms, and the angle is the true one. Many methods "
+        "replace H by H_o, which is never negative and cheaper. The shorter H_f is, the better that works; it "
+        "shrinks as the model fits its data.",
         ("parts",),
     ),
 )
@@ -315,8 +215,10 @@ def lead(run: Analysis) -> str:
     """The whole in two sentences."""
     used, kind = limit_of_training(run), verdict(run)
     found = {"saddle": "still has directions that curve downwards", "minimum": "rests in a minimum"}
-    text = f"At a loss of {short(run.point.loss)}, this model {found.get(kind, 'rests where nothing measurable curves down')}."
+    state = found.get(kind, "rests where nothing measurable curves down")
+    text = f"At a loss of {short(run.point.loss)}, this model {state}."
     if used and run.training and run.training.lr:
         side = "above" if run.training.lr > used.step.value else "below"
-        text += f" It was trained with steps of up to {run.training.lr:g}, {side} the {short(used.step.value)} that is stable here."
+        text += f" It was trained with steps of up to {run.training.lr:g}, {side} the {short(used.step.value)} that is "
+        text += "stable here."
     return text

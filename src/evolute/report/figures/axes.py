@@ -12,7 +12,8 @@ from evolute.report.numbers import MINUS, short, ten
 
 
 def power(value: float) -> str:
-    """
+    """A tick.
+
     >>> power(1000.0), power(-0.1), power(0.0), power(1.0)
     ('10³', '−10⁻¹', '0', '1')
     """

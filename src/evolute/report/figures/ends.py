@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -43,7 +45,7 @@ def _name_ends(axes: Axes, sharpness: Sharpness | None) -> None:
     assert sharpness is not None and sharpness.smallest is not None
     last = len(_pairs(sharpness)) - 1
     top, bottom = sharpness.largest.values[0], sharpness.smallest.values[0]
-    offset = {"textcoords": "offset points", "weight": "bold"}
+    offset: dict[str, Any] = {"textcoords": "offset points", "weight": "bold"}
     below = -12 if bottom < 0 else 8
     axes.annotate(short(bottom), (0, bottom), xytext=(-4, below), va="center", color=light("ink"), **offset)
     axes.annotate(short(top), (last, top), xytext=(4, 12), ha="right", va="center", color=light("ink"), **offset)

@@ -1,4 +1,4 @@
-"""Who has the curvature: shares of ‖H‖², H_o and H_f by kind of weight and by layer, beside shares of the parameters."""
+"""Who has the curvature: shares of ‖H‖² by kind of weight and by layer, beside shares of the parameters."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ RAMP_DARK = ("#1a2130", "#1d2f4e", "#20446f", "#235f8e", "#2a7fa3", "#43a3ad", "
 H_O, H_F = "H$_{\\mathrm{o}}$", "H$_{\\mathrm{f}}$"
 LEVELS = 32
 WIDE, NARROW = 9.4, 4.7  # inches
-PRINTED = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "evolute"}
+PRINTED: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "evolute"}
 
 
 def light(name: str) -> str:
@@ -67,7 +67,7 @@ def drawn(width: float, height: float, draw: Callable[[Figure], None], narrow: b
     return figure
 
 
-def _settings(narrow: bool) -> dict[str, Any]:
+def _settings(narrow: bool) -> dict[Any, Any]:
     size = 9.5 if narrow else 8.6
     colours = {key: light("soft") for key in ("xtick.color", "ytick.color", "axes.labelcolor")}
     return PRINTED | colours | {

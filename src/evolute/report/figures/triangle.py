@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,7 +45,12 @@ def _arrow(
 ) -> None:
     from matplotlib.patches import FancyArrowPatch
 
-    style = {"arrowstyle": "-|>,head_length=7,head_width=3.6", "mutation_scale": 1, "shrinkA": 0, "shrinkB": 0}
+    style: dict[str, Any] = {
+        "arrowstyle": "-|>,head_length=7,head_width=3.6",
+        "mutation_scale": 1,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
     axes.add_patch(FancyArrowPatch(start, end, color=light(colour), lw=2.6, joinstyle="miter", **style))
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
     offset, align = ((0, -14), "center") if below else (((9, 4), "left") if after else ((-8, 8), "right"))
