@@ -56,6 +56,14 @@ def test_multiplicities_beyond_the_block(block: int, seed: int) -> None:
     assert torch.allclose(found.values, ends(values, 10), rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_eigenvalue_many_times(dtype: torch.dtype) -> None:
+    """The random vectors that join must have had time to show what they hold, rounding or not."""
+    values = torch.arange(-5.0, 6.0).repeat(50).to(D)
+    found = ev.eigsh(plain(values, dtype), k=6)
+    assert torch.allclose(found.values, ends(values, 6), rtol=1e-5)
+
+
 def test_a_tight_cluster() -> None:
     values = torch.cat([10 - 1e-6 * torch.arange(4, dtype=D), torch.tensor([9.0], dtype=D), flat(400) / 3])
     found = ev.eigsh(hidden(values), k=6, which="largest")
@@ -99,6 +107,14 @@ def test_small_operators_are_written_down(n: int) -> None:
     found = ev.eigsh(hidden(values), k=5)
     assert (found.status, found.products) == ("exact", n)
     assert torch.allclose(found.values, values if n <= 10 else ends(values, 5), atol=1e-12)
+
+
+def test_what_does_not_converge_is_written_down_where_that_is_cheaper() -> None:
+    """Eigenvalues of 1e-8 beside 30, to a thousandth of each."""
+    values = torch.randn(500, generator=draw(0), dtype=D).abs() ** 3
+    found = ev.eigsh(plain(values), k=3)
+    assert found.status == "exact"
+    assert torch.allclose(found.values, ends(values, 3), rtol=1e-12)
 
 
 def test_many_of_few() -> None:

@@ -20,6 +20,7 @@ from evolute.krylov.randomness import normal, signs
 from evolute.krylov.work import Work
 from evolute.linop.operator import LinearOperator
 
+SMALL = 4096  # entries up to which a matrix may be written down
 Which = Literal["both", "largest", "smallest", "magnitude"]
 
 
@@ -48,7 +49,8 @@ def eigsh(
 
     Block Lanczos with thick restarts; every vector is kept and orthogonalised twice. A random block of b vectors meets
     an eigenspace in b dimensions at most: where b values coincide, new random vectors join until all copies are found.
-    Where the operator is no larger than the basis would be, its matrix is written down instead ("exact").
+    Where the operator is no larger than the basis would be, or no larger than the products that it took in vain, its
+    matrix is written down instead ("exact").
 
     Args:
         H: A symmetric operator.
@@ -72,10 +74,14 @@ def eigsh(
     with work.running():
         if work.n <= kept:
             return _dense(work, wanted, tol, vectors)
-        search = Search(work, wanted, tol, b, kept, max_products or 200 * wanted.count)
+        usual, small = 200 * wanted.count, work.n <= SMALL and max_products is None
+        search = Search(work, wanted, tol, b, kept, max_products or (min(usual, work.n) if small else usual))
         settings = {"k": k, "which": which, "tol": tol, "block": block, "basis": basis}
         search.resume(work.resume(checkpoint, settings))
-        return search.run().result(vectors)
+        search.run()
+        if small and search.gave_up:
+            return _dense(work, wanted, tol, vectors)  # n more products, and all is known
+        return search.result(vectors)
 
 
 def _check(k: int, which: str, tol: float, block: int | None, basis: int | None) -> None:
@@ -127,7 +133,10 @@ class Wanted:
 
 @dataclass
 class Search:
-    """The state of a run. `met`: how many random vectors have gone in; `steps`: since when the last of them did."""
+    """The state of a run.
+
+    `met`: how many random vectors have gone in; `steps`: since the last of them did; `needed`: how many these take.
+    """
 
     work: Work
     wanted: Wanted
@@ -172,7 +181,7 @@ class Search:
         more = min(self.block, self.capacity - self.lanczos.m - self.lanczos.width)
         self.lanczos.add(normal(more, self.work.n, self.work.generator, self.work.like))
         self.met += more
-        self.steps = 0
+        self.needed, self.steps = max(self.needed, self.steps), 0
 
     def finished(self) -> bool:
         if self.work.stopped or self.work.products >= self.limit or self.lanczos.m == self.work.n:
@@ -185,13 +194,21 @@ class Search:
             return False
         return self._complete(ritz, here)
 
+    @property
+    def gave_up(self) -> bool:
+        """Out of products, not stopped, and not there."""
+        ritz = self.lanczos.ritz()
+        here = self.wanted.of(ritz.values)
+        there = bool(self._converged(ritz.values, ritz.bounds)[here].all()) and len(here) == self.wanted.count
+        return not self.work.stopped and not there
+
     def _complete(self, ritz: Ritz, here: Tensor) -> bool:
-        """Fewer copies of each than random vectors that have had time to find them."""
+        """Fewer copies of each than random vectors, the last of which have had as much time as the first took."""
+        if self.steps < self.needed and not self.lanczos.exhausted:
+            return False
         if not _hidden(self.wanted, ritz, here, self.met, self.margin):
             return True
-        self.needed = self.needed or self.steps
-        if self.steps >= self.needed:
-            self._more()
+        self._more()
         return False
 
     def _more(self) -> None:
