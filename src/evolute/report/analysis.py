@@ -16,8 +16,8 @@ MATRICES = ("H", "G", "F")
 class Estimate:
     """A number and its standard error; 0 where nothing was sampled.
 
-    >>> print(Estimate(1.23456, 0.04))
-    1.23 ± 0.04
+    >>> Estimate(1.23456, 0.04).surely_above(1.0)
+    True
     """
 
     value: float

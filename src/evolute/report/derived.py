@@ -15,8 +15,8 @@ BETA = 0.9  # heavy ball's momentum and Adam's β₁ where none is told
 def ratio(a: Estimate, b: Estimate) -> Estimate:
     """a/b with errors as if independent.
 
-    >>> print(ratio(Estimate(1.0, 0.1), Estimate(2.0)))
-    0.50 ± 0.05
+    >>> ratio(Estimate(1.0, 0.1), Estimate(2.0))
+    Estimate(value=0.5, error=0.05)
     """
     value = a.value / b.value if b.value else 0.0
     relative = math.hypot(a.error / a.value if a.value else 0.0, b.error / b.value if b.value else 0.0)

@@ -14,6 +14,6 @@ def _there(name: str) -> bool:
         return False
 
 
-MISSING = [name for name in ("matplotlib", "jinja2") if not _there(name)]
+MISSING = [name for name in ("matplotlib", "jinja2", "markupsafe") if not _there(name)]
 if MISSING:
     raise MissingExtraError(f"figures and pages need {' and '.join(MISSING)}: pip install 'evolute[report]'")

@@ -50,8 +50,8 @@ def with_error(value: float, error: float) -> str:
 def percent(value: float, error: float = 0.0) -> str:
     """A share.
 
-    >>> percent(0.1234), percent(0.1234, 0.02), percent(0.00012)
-    ('12 %', '12\u2009±\u20092 %', '0.01 %')
+    >>> [percent(x).replace("\\N{NO-BREAK SPACE}", " ") for x in (0.1234, 0.0123, 0.00012)]
+    ['12 %', '1.2 %', '0.01 %']
     """
     if error:
         return f"{with_error(100 * value, 100 * error)}\N{NO-BREAK SPACE}%"
