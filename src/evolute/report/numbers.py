@@ -50,7 +50,7 @@ def with_error(value: float, error: float) -> str:
 def percent(value: float, error: float = 0.0) -> str:
     """A share.
 
-    >>> [percent(x).replace("\\N{NO-BREAK SPACE}", " ") for x in (0.1234, 0.0123, 0.00012)]
+    >>> [" ".join(percent(x).split()) for x in (0.1234, 0.0123, 0.00012)]
     ['12 %', '1.2 %', '0.01 %']
     """
     if error:

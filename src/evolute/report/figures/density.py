@@ -20,21 +20,22 @@ STRIP = 0.09  # of the height, for the ticks
 
 
 def _draw(figure: Figure, runs: Runs, narrow: bool) -> None:
-    panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True).flat
+    panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True).flat
     values = [value for run in runs for value in (*_spectrum(run).density.grid, *outliers(run.sharpness))]
+    threshold = threshold_for(values, 4 if narrow else 5)
+    top = max(max(per_decade(run, "mean", threshold)) for run in runs)
     for place, (run, axes) in enumerate(zip(runs, panels, strict=True)):
-        _panel(axes, run, values, narrow)
+        symmetric(axes, "x", threshold, min(values), max(values), 6 if narrow else 11)
+        _panel(axes, run, threshold, top)
         axes.set_title(run.name if len(runs) > 1 else "")
         if place == len(runs) - 1:
             axes.set_xlabel("eigenvalue of the Hessian")
 
 
-def _panel(axes: Axes, run: Analysis, values: list[float], narrow: bool) -> None:
-    threshold = threshold_for(values, 4 if narrow else 5)
-    symmetric(axes, "x", threshold, min(values), max(values), 6 if narrow else 11)
+def _panel(axes: Axes, run: Analysis, threshold: float, top: float) -> None:
     low, mean, high = (per_decade(run, side, threshold) for side in ("low", "mean", "high"))
     axes.set_yscale("log")
-    axes.set_ylim(FLOOR, max(*mean, 10.0) * 25)
+    axes.set_ylim(FLOOR, max(top, 10.0) * 25)
     for negative, colour in ((True, light("orange")), (False, light("blue"))):
         _side(axes, _spectrum(run).density.grid, (low, mean, high), negative, colour)
     axes.axvline(0, color=light("soft"), lw=0.8)
@@ -46,7 +47,7 @@ def _panel(axes: Axes, run: Analysis, values: list[float], narrow: bool) -> None
 
 
 def per_decade(run: Analysis, side: str, threshold: float) -> list[float]:
-    """P n √(λ² + λ₀²) ln 10: how many eigenvalues lie where, per unit of the axis."""
+    """How many eigenvalues lie where, per unit of the axis: density × n √(λ² + λ₀²) ln 10."""
     density, count = _spectrum(run).density, run.subject.parameters
     values = {"low": density.low, "mean": density.mean, "high": density.high}[side]
     scale = count * math.log(10)
