@@ -28,7 +28,7 @@ class Advice:
 def step_too_large(analysis: Analysis) -> Advice | None:
     """The learning rate was above the largest stable step of the optimiser that was used."""
     limit, lr = limit_of_training(analysis), analysis.training.lr if analysis.training else None
-    if limit is None or not lr or not Estimate(lr).value > limit.step.value + 2 * limit.step.error:
+    if limit is None or not lr or not limit.step.surely_below(lr):
         return None
     return Advice(
         f"Lower the learning rate below {short(limit.step.value, 2)} to settle here",
@@ -119,7 +119,7 @@ def gauss_newton_misses(analysis: Analysis) -> Advice | None:
 def gauss_newton_serves(analysis: Analysis) -> Advice | None:
     """H is G but for a little."""
     share = parting(analysis.blocks).functional if analysis.blocks else None
-    if share is None or share.value + 2 * share.error > LITTLE_FUNCTIONAL:
+    if share is None or not share.surely_below(LITTLE_FUNCTIONAL):
         return None
     return Advice(
         "Gauss–Newton is a good stand-in here",

@@ -14,6 +14,7 @@ from evolute.report.analysis import MATRICES, Blocks, Estimate, Matrix
 from evolute.report.clock import Stage
 from evolute.report.low_rank import LowRank, inner
 
+FEWEST = 3  # probes of each group, for a standard error that means something
 PER_PASS = 2  # probes of each group before the clock is looked at
 
 
@@ -54,7 +55,7 @@ def probe(
     generator: torch.Generator,
     stage: Stage,
 ) -> Blocks | None:
-    """All the tables; None if there was no time for two probes of each group."""
+    """All the tables; None if there was no time for so few as tell their own error."""
     columns = [_Column(H, G, parts, place) for place, parts in enumerate(groups.values())]
     places = tuple(column.coordinates for column in columns)
     low, seen = known(places), Seen()
@@ -63,7 +64,7 @@ def probe(
             stage.cut = True
             stage.clock.notes.append(f"Time ran out during the block norms: {first} of {probes} probes of each group.")
             break
-    return _tables(tuple(groups), low, seen) if len(seen.inner) > 1 else None
+    return _tables(tuple(groups), low, seen) if len(seen.inner) >= FEWEST else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,8 +41,8 @@ FULL = Schedule()
 LEVELS = (
     FULL,
     Schedule(8, 4, 4, 40),
-    Schedule(5, 2, 3, 30, layers=False),
-    Schedule(3, 2, 2, 20, layers=False, adaptive=False),
+    Schedule(5, 4, 4, 30, layers=False),
+    Schedule(3, 4, 4, 20, layers=False, adaptive=False),
 )
 
 
