@@ -63,6 +63,11 @@ def test_the_looseness_is_bound_over_norm() -> None:
     assert table.looseness["v", "v"] >= 1
 
 
+def test_tables_of_no_group_at_all() -> None:
+    table = _closed({}, 0, 1.0, 1.0).bounds([])
+    assert table.whole == table.by_count == 0 and str(table).startswith("bound")
+
+
 def test_a_linear_map_under_mse_has_a_tight_bound() -> None:
     """One token, attention alone without W_O: H(V,V) = 2/d · x xᵀ ⊗ I, and its bound is its norm."""
     block = Block(BlockConfig(width=3, mlp=False, output=False, norm="none", residual=False)).double()

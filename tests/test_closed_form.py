@@ -1,5 +1,6 @@
 """ev.closed_form: the Hessian of a whole block, against autodiff, finite differences and the engine."""
 
+import functools
 import itertools
 import math
 import warnings
@@ -146,6 +147,12 @@ def test_sequences_first_and_a_single_sequence() -> None:
         agree(ev.to_dense(ev.closed_form(layer, x[0], y[0])), mse(first, x[:1], y[:1]))
 
 
+def test_padding_of_a_single_sequence() -> None:
+    layer, (x, y), padding = encoder(), data(1), torch.tensor([False, False, True])
+    truth = mse(layer, x, y, src_key_padding_mask=padding[None])
+    agree(ev.to_dense(ev.closed_form(layer, x[0], y[0], padding=padding)), truth)
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("kind", ["causal", "causal, added", "scores", "padding", "both"])
 def test_masks(kind: str, norm_first: bool) -> None:
@@ -180,6 +187,27 @@ def test_other_epsilons_and_norms_without_an_affine_map() -> None:
     op = ev.closed_form(layer, x, y)
     assert "norm1.weight" not in op.groups and "norm2.bias" not in op.groups
     check(op, mse(layer, x, y))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_rms_norms_of_their_own_epsilon(affine: bool) -> None:
+    layer, (x, y) = encoder(dropout=0.0), data()
+    layer.norm1 = nn.RMSNorm(4, elementwise_affine=affine).double()  # pyright: ignore[reportAttributeAccessIssue]
+    layer.norm2 = nn.RMSNorm(4, eps=0.1, elementwise_affine=affine).double()  # pyright: ignore[reportAttributeAccessIssue]
+    layer.train()  # in evaluation mode PyTorch's fast path wants LayerNorm
+    check(ev.closed_form(layer, x, y), mse(layer, x, y))
+
+
+@pytest.mark.parametrize("activation", [functools.partial(F.silu, inplace=True), nn.Sequential(nn.ReLU(inplace=True))])
+def test_activations_that_work_in_place_are_recognised(activation: Any) -> None:
+    layer, (x, y) = encoder(activation=activation), data()
+    agree(ev.to_dense(ev.closed_form(layer, x, y)), mse(layer, x, y))
+
+
+def test_a_layer_of_an_encoder_with_saturated_attention() -> None:
+    stack, (x, y) = nn.TransformerEncoder(encoder(activation="gelu"), 2, enable_nested_tensor=False), data(1, 5)
+    layer = shaken(stack.layers[1], seed=3, scale=4.0)
+    check(ev.closed_form(layer, x, y), mse(layer, x, y))
 
 
 # ---------------------------------------------------------------- blocks of the zoo
@@ -311,6 +339,31 @@ def test_cross_entropy_of_a_single_sequence_and_of_sequences_first() -> None:
     )
 
 
+def test_losses_that_close_over_what_is_trained() -> None:
+    """Their derivatives carry no graph."""
+    W, bias, labels = nn.Parameter(normal(4, 6)), nn.Parameter(normal(6)), torch.tensor([[0, 5, -100], [2, 3, 1]])
+    layer, (x, y) = encoder(), data()
+    cases: list[tuple[TokenLoss, Tensor, Criterion]] = [
+        (
+            ev.losses.cross_entropy(W, bias),
+            labels,
+            lambda z, y: F.cross_entropy((z @ W.detach() + bias.detach()).flatten(0, 1), y.flatten()),
+        ),
+        (
+            ev.losses.autodiff(lambda z, y: (z @ W).cosh().sum()),
+            y,
+            lambda z, y: (z @ W.detach()).cosh().sum() / 6,
+        ),
+    ]
+    for loss, target, criterion in cases:
+        op, truth = (
+            ev.closed_form(layer, x, target, loss),
+            hessian(layer, lambda call, c=criterion, t=target: c(call(x), t)),
+        )
+        check(op, truth)
+        assert not any(each.requires_grad for each in (ev.to_dense(op), op @ normal(len(truth)), op.gradient()))
+
+
 # ---------------------------------------------------------------- against other oracles
 
 
@@ -432,6 +485,18 @@ def test_nothing_of_the_layer_is_changed() -> None:
     agree(ev.to_dense(op), mse(layer.eval(), x.detach(), y))
 
 
+def test_an_operator_belongs_to_the_point_it_was_made_at() -> None:
+    """Training goes on; products and entries, however late, are those of the weights and tokens of the call."""
+    layer, (x, _), head = encoder(), data(), nn.Linear(4, 6).double()
+    labels = torch.tensor([[0, 5, -100], [2, 3, 1]])
+    truth = hessian(layer, lambda call: F.cross_entropy(head(call(x)).flatten(0, 1), labels.flatten()))
+    op = ev.closed_form(layer, x, labels, ev.losses.cross_entropy(head))
+    with torch.no_grad():
+        for each in (x, labels, *layer.parameters(), *head.parameters()):
+            each.mul_(2)
+    check(op, truth)
+
+
 # ---------------------------------------------------------------- groups
 
 
@@ -515,6 +580,16 @@ class _Other(nn.TransformerEncoderLayer):
         self.self_attn = nn.MultiheadAttention(4, 2, batch_first=True, **options)
 
 
+class _Doubled(nn.TransformerEncoderLayer):
+    def _ff_block(self, x: Tensor) -> Tensor:
+        return 2 * super()._ff_block(x)
+
+
+class _Negated(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return -super().forward(input)
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
@@ -523,6 +598,8 @@ class _Other(nn.TransformerEncoderLayer):
         (lambda: _Other(kdim=3, vdim=4), "the option kdim or vdim of nn.MultiheadAttention. .*ev.Hessian"),
         (lambda: _Other(add_bias_kv=True), "the option add_bias_kv"),
         (lambda: _Other(add_zero_attn=True), "the option add_zero_attn"),
+        (lambda: encoder(activation=F.relu6), "closed forms cover the activations relu, gelu, .*relu6"),
+        (lambda: _Doubled(4, 2, 5), "nn.TransformerEncoderLayer as it is; _Doubled has a _ff_block of its own"),
         (lambda: encoder(activation=F.softplus), "closed forms cover the activations relu, gelu, .*softplus"),
         (lambda: encoder().requires_grad_(False), "no parameter of the layer is trainable"),
     ],
@@ -543,9 +620,51 @@ def test_parts_of_a_layer_that_have_no_closed_form() -> None:
     with pytest.raises(ev.ModelError, match=r"expected nn.Linear, got Sequential \(an adapter"):
         ev.closed_form(layer, x, y)
     layer = encoder()
+    layer.linear1 = _Negated(4, 5).double()
+    with pytest.raises(ev.ModelError, match=r"nn.Linear as it is; _Negated has a forward of its own. .*ev.Hessian"):
+        ev.closed_form(layer, x, y)
+    layer = encoder()
+    layer.norm1 = nn.LayerNorm([3, 4], elementwise_affine=False)
+    with pytest.raises(ev.ModelError, match=r"norms over the 4 features of a token; got one over \(3, 4\)"):
+        ev.closed_form(layer, x, y)
+    layer = encoder()
+    layer.activation = nn.PReLU(init=1.0).double()  # the identity, as it is
+    with pytest.raises(ev.ModelError, match=r"trainable parameter activation.weight \(.*a frozen one is a constant"):
+        ev.closed_form(layer, x, y)
+    layer.activation.requires_grad_(False)
+    agree(ev.to_dense(ev.closed_form(layer, x, y)), mse(layer, x, y))
+    layer = encoder()
+    nn.utils.parametrizations.weight_norm(layer.linear1)
+    with pytest.raises(ev.ModelError, match=r"trainable parameter linear1.parametrizations.weight.*ev.Hessian"):
+        ev.closed_form(layer, x, y)
+    layer = encoder()
     layer.linear1.float()
     with pytest.raises(ev.ModelError, match="one floating-point dtype"):
         ev.closed_form(layer, x, y)
+
+
+def test_tied_weights_have_no_closed_form_unless_they_are_constants() -> None:
+    layer, (x, y) = encoder(), data()
+    layer.norm2 = layer.norm1
+    with pytest.raises(ev.ModelError, match=r"norm1.weight and norm2.weight are one parameter; .*tied .*ev.Hessian"):
+        ev.closed_form(layer, x, y)
+    layer.norm1.requires_grad_(False)
+    agree(ev.to_dense(ev.closed_form(layer, x, y)), mse(layer, x, y))
+
+
+def test_dropout_of_the_attention_alone_is_told() -> None:
+    layer = encoder(dropout=0.0).train()
+    layer.self_attn.dropout = 0.25
+    with pytest.warns(ev.CurvatureWarning, match=r"training mode with dropout 0.25"):
+        ev.closed_form(layer, *data())
+
+
+def test_unembeddings_that_are_none() -> None:
+    with pytest.raises(ev.VectorError, match=r"expected a bias \(6,\), got \(3,\)"):
+        ev.losses.cross_entropy(torch.ones(4, 6), torch.ones(3))
+    for wrong, got in ((torch.ones(4), r"shape \(4,\)"), ([[1.0]], "list")):
+        with pytest.raises(ev.VectorError, match=f"expected an unembedding .* or an nn.Linear; got {got}"):
+            ev.losses.cross_entropy(wrong)  # pyright: ignore[reportArgumentType]
 
 
 X, Y = torch.zeros(2, 3, 4, dtype=D), torch.zeros(2, 3, 4, dtype=D)
@@ -603,6 +722,8 @@ CE = ev.losses.cross_entropy(torch.ones(4, 6, dtype=D))
             ev.NonFiniteError,
             "query 0 may look at no key at all",
         ),
+        ({"mask": [[0.0]]}, ev.VectorError, "mask: expected a tensor, got list"),
+        ({"padding": torch.zeros(3).bool()}, ev.VectorError, r"expected padding \(2, 3\) of bool.*\(1, 3\)"),
         ({"padding": torch.ones(2, 3).bool()}, ev.NonFiniteError, "may look at no key at all"),
         ({"padding": torch.ones(2, 3)}, ev.VectorError, r"expected padding \(2, 3\) of bool, got torch.float32"),
         ({"padding": torch.zeros(3, 3).bool()}, ev.VectorError, r"expected padding \(2, 3\) of bool.*\(3, 3\)"),

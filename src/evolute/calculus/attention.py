@@ -232,7 +232,6 @@ def attention(
         raise ModelError(f"expected attention of a kind out of {', '.join(KINDS)}; got {kind!r}.")
     _check(x, heads, {"w_q": (w_q, b_q), "w_k": (w_k, b_k), "w_v": (w_v, b_v)}, w_o, b_o)
     batched = x if x.ndim == 3 else x[None]
-    padding = padding[None] if padding is not None and padding.ndim == 1 else padding
     allowed = masks(batched, mask, padding, causal=causal, kind=kind)
     setting = Setting(batched.shape[0], batched.shape[1], heads, kind, allowed.kept, allowed.bias)
     o = None if w_o is None else Projection(w_o, b_o)

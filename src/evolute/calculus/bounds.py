@@ -60,7 +60,7 @@ class Bounds:
     @property
     def by_count(self) -> float:
         """The published form: the number of groups times the largest block bound; never below `whole`."""
-        return len(self.groups) * float(self.bound.values_.max())
+        return len(self.groups) * max(self.bound.values(), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

@@ -42,7 +42,7 @@ class Point:
     def _loss_at(self, z: Tensor) -> LossPoint:
         point = self.loss.at(z, self.target)
         losses.check_finite(point)
-        return point
+        return point.detached
 
     @cached_property
     def sequences(self) -> Chain:
@@ -58,7 +58,7 @@ class Point:
     def per_token(self) -> Chain:
         seen = self.source.unflatten(0, (self.setting.batch, self.setting.length))
         wiring = per_token(self.weights, self.setting, seen)
-        return Chain.settled(wiring.steps, {"x": self.tokens, "source": self.source}, self._loss_at)
+        return Chain.settled(wiring.steps, {"x": self.tokens, "source": self.source}, lambda _: self.sequences.loss)
 
     @property
     def at_kink(self) -> int:
@@ -310,7 +310,7 @@ def closed_form(
         target: what the loss compares with, with the same leading axes.
         loss: "mse", or one of ev.losses: cross_entropy(unembedding), token(…), autodiff(…).
         mask: (L, L), as PyTorch takes it: true where a query may not look, or numbers that are added to the scores.
-        padding: (B, L), true at keys that nobody looks at.
+        padding: (B, L), true at keys that nobody looks at; (L,) for a single sequence.
 
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> H = closed_form(layer, torch.randn(3, 5, 8), torch.randn(3, 5, 8))
@@ -324,7 +324,8 @@ def closed_form(
     flat = resolved.flat_target(target.to(x.device), x.shape)
     allowed = masks(x, mask, padding, causal=weights.causal, sink=weights.sink, kind=weights.attention)
     setting = Setting(batch, length, weights.heads, weights.attention, allowed.kept, allowed.bias)
-    point = Point(weights, setting, x.detach().reshape(batch * length, -1), resolved, flat.detach())
+    tokens = x.detach().reshape(batch * length, -1).clone()
+    point = Point(weights, setting, tokens, resolved, flat.detach().clone())
     say_kinks(point.at_kink)
     return ClosedForm(point)
 

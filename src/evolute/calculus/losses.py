@@ -29,6 +29,12 @@ class LossPoint:
     curve: Callable[[Tensor], Tensor]
 
     @property
+    def detached(self) -> LossPoint:
+        """Without a graph, where the loss closes over parameters that are trained."""
+        curve = self.curve
+        return LossPoint(self.value.detach(), self.gradient.detach(), lambda tangent: curve(tangent).detach())
+
+    @property
     def curvature(self) -> Tensor:
         """G, (n, d, d)."""
         n, d = self.gradient.shape
@@ -73,7 +79,7 @@ class CrossEntropy(TokenLoss):
     ignore_index: int = IGNORED
 
     def at(self, z: Tensor, target: Tensor) -> LossPoint:
-        U = self.unembedding.to(z)
+        U = self.unembedding.to(z, copy=True)  # `curve` keeps it, whatever becomes of the module
         logits = z @ U if self.bias is None else z @ U + self.bias.to(z)
         counted, p = target != self.ignore_index, torch.softmax(logits, -1)
         share = counted.to(z)[:, None] / counted.sum()
@@ -167,8 +173,11 @@ def cross_entropy(
     if isinstance(unembedding, nn.Linear):
         own = None if unembedding.bias is None else unembedding.bias.detach()  # pyright: ignore[reportUnnecessaryComparison]
         return CrossEntropy(unembedding.weight.detach().mT, own if bias is None else bias, ignore_index)
-    if unembedding.ndim != 2:
-        raise VectorError(f"expected an unembedding (d, V) or an nn.Linear; got shape {tuple(unembedding.shape)}.")
+    if not isinstance(unembedding, Tensor) or unembedding.ndim != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = f"shape {tuple(unembedding.shape)}" if isinstance(unembedding, Tensor) else type(unembedding).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise VectorError(f"expected an unembedding (d, V) or an nn.Linear; got {got}.")
+    if bias is not None and bias.shape != unembedding.shape[1:]:
+        raise VectorError(f"expected a bias {tuple(unembedding.shape[1:])}, got {tuple(bias.shape)}.")
     return CrossEntropy(unembedding.detach(), bias, ignore_index)
 
 

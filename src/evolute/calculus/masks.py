@@ -27,9 +27,12 @@ def masks(
     sink: float = 0.0,
     kind: str = "softmax",
 ) -> Masks:
-    """All of them together, for tokens (B, L, d)."""
+    """All of them together, for tokens (B, L, d); of a single sequence, padding may be (L,)."""
     batch, length, _ = x.shape
     kept, bias = torch.ones(1, 1, length, length, dtype=torch.bool, device=x.device), None
+    for name, each in (("mask", mask), ("padding", padding)):
+        if each is not None and not isinstance(each, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise VectorError(f"{name}: expected a tensor, got {type(each).__name__}.")
     if causal:
         kept = kept.tril()
     if mask is not None:
@@ -37,6 +40,7 @@ def masks(
         kept = kept & ~hidden
         bias = None if mask.dtype == torch.bool else mask.masked_fill(hidden, 0).to(x)
     if padding is not None:
+        padding = padding[None] if padding.ndim == 1 else padding
         _check_padding(padding, batch, length)
         kept = kept & ~padding[:, None, None]
     if kind == "softmax":

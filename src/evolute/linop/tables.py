@@ -49,7 +49,7 @@ class PairTable(Mapping[tuple[str, str], float]):
         return {"title": self.title, "groups": list(self.groups), "values": self.values_.tolist()}
 
     def __str__(self) -> str:
-        wide = max(len(self.title), *(len(name) for name in self.groups))
+        wide = max(len(name) for name in (self.title, *self.groups))
         cells = [max(6, len(name)) for name in self.groups]
         head = f"{self.title:<{wide}} " + " ".join(f"{n:>{w}}" for n, w in zip(self.groups, cells, strict=True))
         lines = [
