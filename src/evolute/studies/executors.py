@@ -1,4 +1,4 @@
-"""Cells on any executor: processes of one thread each by default, a Dask client, or whatever has `submit`."""
+"""Cells on any executor: processes of one thread each by default, or whatever has `submit`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL = 0.02  # seconds between two looks at futures that cannot be waited for to
 
 
 class Future(Protocol):
-    """What every library's futures can do."""
+    """What it gives back."""
 
     def done(self) -> bool: ...
     def result(self) -> Any: ...
@@ -27,7 +27,7 @@ class Future(Protocol):
 
 
 class Executor(Protocol):
-    """concurrent.futures.Executor, distributed.Client, …"""
+    """What concurrent.futures calls an executor."""
 
     def submit(self, function: Any, /, *args: Any) -> Any: ...
 

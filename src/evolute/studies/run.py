@@ -35,7 +35,7 @@ def run(
         study: its name, as `evolute study --list` shows it.
         config: the default one, if not given.
         out: a folder where finished cells are kept; run again with the same folder, and they are not measured again.
-        executor: anything with `submit`, such as a Dask client; a pool of processes if not given.
+        executor: anything with `submit`, such as a pool of concurrent.futures; processes if not given.
         workers: how many processes; 0 runs in this one.
         report: called with the number of cells done, and of all, whenever one is done.
     """
