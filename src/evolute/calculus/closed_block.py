@@ -45,7 +45,7 @@ class ClosedBlock(Block):
         return self if self.principal else ClosedBlock(self.op, self.cols, self.rows)
 
     def apply_rows(self, rows: Tensor) -> Tensor:
-        """By the terms where they are fewer than the operations of a product with all of H, else by that."""
+        """Of a principal block by a product with all of H, which takes no terms; of any other by its terms."""
         if self.principal:
             return super().apply_rows(rows)
         return self.kronecker.apply_rows(rows)

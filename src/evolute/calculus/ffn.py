@@ -68,7 +68,7 @@ class FeedForward(LocalMap):
         return tangent + moved if self.residual else moved
 
     def pull(self, g: Tensor) -> Tensor:
-        """G + Σ_i W_iᵀ D_i W_2ᵀ g."""
+        """Jᵀ g = g + Σ_i W_iᵀ D_i W_2ᵀ g."""
         pulled = torch.einsum("...nf,inf,ifd->...nd", g @ self.down, self.slopes, self.taps)
         return g + pulled if self.residual else pulled
 

@@ -19,7 +19,7 @@ from evolute.calculus.losses import TokenLoss
 from evolute.linop.convert import to_dense
 from evolute.linop.exact import diagonal, frobenius
 from evolute.verify import oracle
-from evolute.verify.statement import Sampler, Statement, register
+from evolute.verify.statement import Sampler, Statement, excess, register
 from evolute.zoo.block import Block
 from evolute.zoo.config import BlockConfig
 
@@ -155,6 +155,21 @@ def _summary(p: Problem) -> Tensor:
     return torch.cat([H.diagonal(), H.norm()[None]])
 
 
+def all_bounds(p: Problem) -> Tensor:
+    """Of every pair of groups, and of the whole."""
+    found = p.closed.bounds(norms=False)
+    return torch.cat([found.bound.values_.flatten(), torch.tensor([found.whole], dtype=torch.float64)])
+
+
+def _norms(p: Problem) -> Tensor:
+    """The spectral norms that are bounded, less what is rounding in H."""
+    H, entries = hessian(p), torch.arange(p.closed.shape[0])
+    places = [p.closed.space.resolve(name).take(entries) for name in p.closed.groups]
+    blocks = [H[a][:, b] for a, b in product(places, places)]
+    found = torch.stack([torch.linalg.matrix_norm(each, 2) for each in [*blocks, H]])
+    return (found - 1e-12 * found[-1]).clamp_min(0)
+
+
 def _block(
     name: str, says: str, closed: Callable[[Problem], Tensor], truth: Callable[[Problem], Tensor]
 ) -> Statement[Problem]:
@@ -168,6 +183,7 @@ register(
     _block("H_f", "Σ_k g_k ∂²z_k", lambda p: to_dense(p.closed.functional), functional),
     _block("H v", "tangents forwards, cotangents backwards", products, hessian),
     _block("diag H, ‖H‖_F", "from the terms, without the matrix", summary, _summary),
+    Statement("Block · ‖H(a,b)‖", "≤ its bound, every pair and the whole", sample_block, all_bounds, _norms, excess),
     _block("∂²/∂x²", "the Hessian in the tokens", lambda p: to_dense(p.closed.input), by_input),
     Statement("Encoder layer · H", "nn.TransformerEncoderLayer", sample_encoder, lambda p: to_dense(p.closed), hessian),
     Statement("Encoder layer · H(a,b)", "every pair of groups", sample_encoder, pairs, hessian),
