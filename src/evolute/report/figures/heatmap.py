@@ -86,7 +86,7 @@ def _blocks(run: Analysis) -> Blocks:
 
 
 def _height(runs: Runs, narrow: bool) -> float:
-    return 0.7 + 4.75 * 3 * len(runs) if narrow else 0.75 + 3.35 * len(runs)
+    return 0.7 + 4.75 * 3 * len(runs) if narrow else 1.1 + 3.35 * len(runs)
 
 
 def _alt(runs: Runs) -> str:
