@@ -96,3 +96,24 @@ def test_the_same_closed_form_on_every_device(
     }
     for name, (ours, exact) in found.items():
         assert (ours.double().cpu() - exact).norm() <= tolerance * exact.norm(), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_same_answers_on_every_device(device: str) -> None:
+    """Eigenvalues to their tolerance; estimates within their own intervals."""
+    matrix = ev.to_dense(ev.Hessian(case("cpu", torch.float64)))
+    H, values = ev.Hessian(case(device, torch.float64)), torch.linalg.eigvalsh(matrix)
+    generator = torch.Generator().manual_seed(0)
+    found = ev.eigsh(H, 3, tol=1e-6, generator=generator, progress=False)
+    expected = torch.cat([values[:3], values[-3:]])
+    assert torch.allclose(found.values.double().cpu(), expected, rtol=1e-6, atol=1e-9)
+    for estimate, truth in (
+        (ev.trace(H, generator=generator, progress=False), matrix.trace()),
+        (ev.spectrum(H, probes=4, steps=20, generator=generator, progress=False).trace, matrix.trace()),
+    ):
+        low, high = estimate.interval(0.9999)
+        assert low <= float(truth) <= high
+    b = torch.ones(H.shape[1], dtype=torch.float64)
+    solution = ev.solve(ev.GaussNewton(case(device, torch.float64)), b.to(device), damping=1.0, progress=False)
+    gauss = ev.to_dense(ev.GaussNewton(case("cpu", torch.float64))) + torch.eye(len(b), dtype=torch.float64)
+    assert torch.allclose(solution.x.cpu(), torch.linalg.solve(gauss, b), rtol=1e-2, atol=1e-4)
