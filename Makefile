@@ -41,7 +41,7 @@ $(BIN)/.pretrained: $(BIN)/.installed
 $(PEERS)/bin/.installed: pyproject.toml constraints.txt benchmarks/peers.txt
 	$(call new_venv,$(PEERS))
 	$(PEERS)/bin/python $(PIP) torch
-	$(PEERS)/bin/python $(PIP) -e .
+	$(PEERS)/bin/python $(PIP) -e '.[data]'
 	$(PEERS)/bin/python $(PIP) --no-deps -r benchmarks/peers.txt
 	@touch $@
 
@@ -89,6 +89,7 @@ bench: $(PEERS)/bin/.installed
 	$(PEERS)/bin/python benchmarks/products.py
 	$(PEERS)/bin/python benchmarks/attention.py
 	$(PEERS)/bin/python benchmarks/closed_form.py
+	$(PEERS)/bin/python benchmarks/answers.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -230,7 +230,11 @@ class Search:
             return ""
         ritz = self.lanczos.ritz()
         here = self.wanted.of(ritz.values)
-        count = int(self._converged(ritz.values, ritz.bounds)[here].sum())
+        values, bounds = ritz.values[here], ritz.bounds[here]
+        count = int(self._converged(values, bounds).sum())
+        worst = int((bounds / values.abs().clamp_min(self.margin / self.tol)).nan_to_num().argmax())
+        goal = max(self.tol * float(values[worst].abs()), self.margin)
+        self.work.meter.expect(self.work.products, float(bounds[worst]), goal, self.tol)
         ends = f"λ from {float(ritz.values[0]):.3g} to {float(ritz.values[-1]):.3g}"
         return f"{count} of {self.wanted.count} converged, {ends}"
 

@@ -117,8 +117,12 @@ class System:
 
     def goes_on(self, residual: float) -> bool:
         """Neither solved nor out of products nor stopped."""
-        self.work.known = lambda: f"residual {residual:.1e}, wanted {self.goal:.1e}"
+        self.work.known = lambda: self._known(residual)
         return residual > self.goal and self.work.products < self.limit and not self.work.stopped
+
+    def _known(self, residual: float) -> str:
+        self.work.meter.expect(self.work.products, residual, self.goal, self.tol)
+        return f"residual {residual:.1e}, wanted {self.goal:.1e}"
 
     def finite(self, value: float) -> float:
         self.work.finite(torch.tensor(value))

@@ -74,7 +74,8 @@ def _divided(W: Tensor, G: Tensor) -> Tensor:
 def inner(A: Tensor, B: Tensor) -> Tensor:
     """A Bᵀ in float64, summed up piece by piece: a float32 sum of a million terms is off by 1e-5."""
     total = torch.zeros(len(A), len(B), dtype=torch.float64, device=A.device)
-    for a, b in zip(A.split(CHUNK, 1), B.split(CHUNK, 1), strict=True):
+    width = CHUNK if A.device.type == "cpu" else max(1, A.shape[1])  # elsewhere, sums are cut up anyway
+    for a, b in zip(A.split(width, 1), B.split(width, 1), strict=True):
         total += a @ b.mT
     return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -25,8 +26,14 @@ class Meter:
     def update(self, products: int, known: Callable[[], str]) -> None:
         if not self.wanted or time.monotonic() - self.started < PATIENCE:
             return
-        progress = self._progress or self._start(products)
-        progress.update(progress.task_ids[0], completed=products, known=known(), total=max(self.total, products))
+        progress, text = self._progress or self._start(products), known()
+        progress.update(progress.task_ids[0], completed=products, known=text, total=max(self.total, products))
+
+    def expect(self, products: int, residual: float, goal: float, tol: float) -> None:
+        """How many there will be, if the logarithm of the residual goes on falling as it did: from 1 to tol."""
+        if residual > goal > 0:
+            done = 1 - math.log(residual / goal) / math.log(1 / tol)
+            self.total = int(products / max(done, 0.05))
 
     def _start(self, products: int) -> Progress:
         columns = (
