@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -32,4 +32,12 @@ class Provenance:
 def provenance(op: LinearOperator, precision: torch.dtype, seed: int | None) -> Provenance:
     """Of a result that is being made here and now."""
     name = str(precision).removeprefix("torch.")
-    return Provenance(repr(op), name, seed, version("evolute"), str(torch.__version__), platform.python_version())
+    return Provenance(repr(op), name, seed, installed_version(), str(torch.__version__), platform.python_version())
+
+
+def installed_version() -> str:
+    """Of evolute, or that it runs from its sources without being installed."""
+    try:
+        return version("evolute")
+    except PackageNotFoundError:
+        return "not installed"

@@ -6,13 +6,13 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from evolute.errors import StudyError
+from evolute.krylov.provenance import installed_version
 from evolute.studies.cells import write
 from evolute.studies.study import Row, Verdict
 
@@ -58,4 +58,4 @@ class Result:
 
 def provenance() -> dict[str, str]:
     """Versions."""
-    return {"evolute": version("evolute"), "torch": str(torch.__version__), "python": platform.python_version()}
+    return {"evolute": installed_version(), "torch": str(torch.__version__), "python": platform.python_version()}
