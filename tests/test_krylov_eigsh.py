@@ -198,6 +198,31 @@ def test_products_that_change_from_call_to_call_are_noticed() -> None:
     assert not bool(found.converged.all())
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_float32_products_whose_squares_are_beyond_it(scale: float) -> None:
+    """Their squares are 0 or infinite in float32: all looked like the zero operator, and converged at once."""
+    values = outliers().float()
+    op = ev.from_matvec(lambda v: values * v * scale, 400)
+    found = ev.eigsh(op, k=3)
+    assert found.status == "converged"
+    assert torch.allclose(found.values / scale, ends(outliers(), 3), rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e170])
+def test_products_whose_squares_are_beyond_float64_are_refused(scale: float) -> None:
+    with pytest.raises(ev.NonFiniteError, match=r"has length \de.1[67]\d: multiply it by a number"):
+        ev.eigsh(hidden(outliers() * scale), k=3)
+
+
+def test_a_zero_among_large_values_has_converged_at_rounding() -> None:
+    """Many restarts: rounding adds up, and no product differs from call to call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ev.CurvatureWarning)
+        found = ev.eigsh(plain(torch.arange(3000.0, dtype=D)), k=3)
+    assert found.status == "converged"
+    assert _close(found.values, torch.tensor([0.0, 1, 2, 2997, 2998, 2999], dtype=D), 1e-9)
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -207,6 +232,8 @@ def test_products_that_change_from_call_to_call_are_noticed() -> None:
         ({"k": 0}, "k: expected how many eigenvalues, at least 1, got 0"),
         ({"which": "LM"}, "which: expected one of 'both', 'largest', 'smallest', 'magnitude', got 'LM'"),
         ({"tol": 0}, "tol: expected a relative residual between 0 and 1"),
+        ({"tol": "fine"}, "tol: expected a relative residual between 0 and 1, such as 1e-3, got 'fine'"),
+        ({"max_products": 0}, "max_products: expected a number, at least 1, got 0"),
         ({"block": 0}, "block: expected at least 1 vector"),
         ({"basis": 10}, "basis: expected at least 28 vectors"),
         ({"dtype": torch.bfloat16}, "dtype: expected torch.float32 or torch.float64"),

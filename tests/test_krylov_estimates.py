@@ -264,6 +264,7 @@ def test_groups_that_are_none(groups: Any, message: str) -> None:
         (lambda op: ev.spectrum(op, steps=0), "steps: expected"),
         (lambda op: ev.spectrum(3), "expected an operator, got int"),
         (lambda op: ev.spectrum([]), "two data subsets or more"),
+        (lambda op: ev.spectrum([op, ev.from_dense(torch.eye(3))]), "operators on the same parameters, got sizes 3, "),
         (lambda op: ev.trace(op, products=3), "at least 4, got 3"),
         (lambda op: ev.diagonal(op, products=0), "at least 1, got 0"),
         (lambda op: ev.block_norms(op, probes=0), "probes: expected"),

@@ -60,7 +60,7 @@ def test_results_that_are_damaged_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(ev.CheckpointError, match="holds a Eigenpairs, expected a Spectrum"):
         krylov.Spectrum.load(path)
     (tmp_path / "answer.safetensors").write_bytes(b"other")
-    with pytest.raises(ev.CheckpointError, match="is not the file that was saved with"):
+    with pytest.raises(ev.CheckpointError, match=r"^'\S*' is not the file that was saved with"):
         krylov.Eigenpairs.load(path)
     path.write_text("{")
     with pytest.raises(ev.CheckpointError, match="is no saved result of evolute"):

@@ -81,6 +81,10 @@ def test_ctrl_c_and_too_few_products() -> None:
         (torch.ones(3), {}, r"b: expected a vector \(400,\) or name → tensor, got \(3,\)"),
         ([1.0], {}, "got list"),
         (_right(), {"tol": 2.0}, "tol: expected"),
+        (_right(), {"tol": "fine"}, "tol: expected"),
+        (_right(), {"damping": float("nan")}, "damping: expected a finite number δ of H \\+ δI, got nan"),
+        (_right(), {"max_products": -1}, "max_products: expected a number, at least 1, got -1"),
+        (_right().to(torch.complex128), {}, "b: expected real entries, got torch.complex128"),
     ],
 )
 def test_what_makes_no_sense(b: Any, options: dict[str, Any], message: str) -> None:

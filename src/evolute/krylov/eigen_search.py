@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -17,10 +18,11 @@ from evolute.krylov.lanczos import Lanczos, Ritz, fits
 from evolute.krylov.matrix import matrix
 from evolute.krylov.quadrature import clusters
 from evolute.krylov.randomness import normal, signs
-from evolute.krylov.work import Work
+from evolute.krylov.work import Work, at_least_one
 from evolute.linop.operator import LinearOperator
 
 SMALL = 4096  # entries up to which a matrix may be written down
+RESTARTS = 4.0  # roundings of a product, which is what those of many restarts add up to
 Which = Literal["both", "largest", "smallest", "magnitude"]
 
 
@@ -67,6 +69,7 @@ def eigsh(
         checkpoint: A file to which the state goes now and then; when it is there, the work goes on from it.
     """
     _check(k, which, tol, block, basis)
+    at_least_one(max_products)
     work = Work(H, "eigenvalues", generator=generator, dtype=dtype, progress=progress)
     wanted = Wanted(k, which)
     b = block or min(2, work.n)
@@ -89,7 +92,7 @@ def _check(k: int, which: str, tol: float, block: int | None, basis: int | None)
         raise VectorError(f"which: expected one of {', '.join(map(repr, get_args(Which)))}, got {which!r}.")
     if not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise VectorError(f"k: expected how many eigenvalues, at least 1, got {k!r}.")
-    if not 0 < tol < 1:
+    if not isinstance(tol, Real) or not 0 < tol < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise VectorError(f"tol: expected a relative residual between 0 and 1, such as 1e-3, got {tol!r}.")
     if block is not None and block < 1:
         raise VectorError(f"block: expected at least 1 vector per step, got {block}.")
@@ -221,8 +224,8 @@ class Search:
         """The error of one product."""
         return self.work.rounding * self.lanczos.scale
 
-    def _converged(self, values: Tensor, residuals: Tensor) -> Tensor:
-        return (residuals <= self.tol * values.abs()) | (residuals <= self.margin)
+    def _converged(self, values: Tensor, residuals: Tensor, roundings: float = 1.0) -> Tensor:
+        return (residuals <= self.tol * values.abs()) | (residuals <= roundings * self.margin)
 
     def known(self) -> str:
         """For the line of progress."""
@@ -262,7 +265,7 @@ class Search:
         values, bounds = ritz.values[here], ritz.bounds[here]
         partial = self.work.stopped
         residuals = bounds if partial else self._residuals(values, bounds, ritz.coordinates[:, here])
-        converged = self._converged(values, residuals)
+        converged = self._converged(values, residuals, RESTARTS)
         done = "converged" if bool(converged.all()) and len(values) == self.wanted.count else "not converged"
         return Eigenpairs(
             products=self.work.products,
@@ -275,7 +278,7 @@ class Search:
             vectors=self.lanczos.vectors(ritz.coordinates[:, here]).mT if vectors else None,
             which=self.wanted.which,
             tol=self.tol,
-            rounding=self.margin,
+            rounding=RESTARTS * self.margin,
             orthogonality=self.lanczos.orthogonality(),
         )
 
@@ -288,27 +291,31 @@ class Search:
         z = (coordinates * flips).sum(1, keepdim=True)
         image = self.lanczos.vectors((coordinates * flips * values).sum(1, keepdim=True))
         image += (self.lanczos.coupling @ z).mT.to(image) @ self.lanczos.V
-        more = float((self.work(self.lanczos.vectors(z)) - image).norm()) ** 2 / len(values)
+        apart = self.work(self.lanczos.vectors(z)) - image
+        more = float(torch.linalg.vector_norm(apart, dtype=torch.float64)) ** 2 / len(values)
         if more**0.5 > self.margin and bool((more**0.5 > self.tol * values.abs()).any()):
-            return self._anew(values, coordinates)
+            return self._anew(values, bounds, coordinates)
         return (bounds.square() + more).sqrt()
 
-    def _anew(self, values: Tensor, coordinates: Tensor) -> Tensor:
-        """‖A y − θ y‖, a block of vectors at a time."""
-        warnings.warn(
-            "eigenvectors have a larger residual than the Lanczos recurrence says: products differ from call to call, "
-            "or are coarser than tol. Look for dropout and shuffling; or use a wider dtype.",
-            CurvatureWarning,
-            stacklevel=5,
-        )
+    def _anew(self, values: Tensor, bounds: Tensor, coordinates: Tensor) -> Tensor:
+        """‖A y − θ y‖, a block of vectors at a time; a warning where the recurrence was wrong about convergence."""
         width = max(1, self.work.op.preferred_block)
         pieces = zip(values.split(width), coordinates.split(width, dim=1), strict=True)
-        return torch.cat([_residual(self.work, each, self.lanczos.vectors(s)) for each, s in pieces])
+        residuals = torch.cat([_residual(self.work, each, self.lanczos.vectors(s)) for each, s in pieces])
+        if bool((self._converged(values, bounds) & ~self._converged(values, residuals, RESTARTS)).any()):
+            warnings.warn(
+                "eigenvectors have a larger residual than the Lanczos recurrence says: products differ from call to "
+                "call, or are coarser than tol. Look for dropout and shuffling; or use a wider dtype.",
+                CurvatureWarning,
+                stacklevel=5,
+            )
+        return residuals
 
 
 def _residual(work: Work, values: Tensor, rows: Tensor) -> Tensor:
     out = work(rows).addcmul_(rows, values[:, None].to(rows), value=-1)
-    return (torch.linalg.vector_norm(out, dim=1) / torch.linalg.vector_norm(rows, dim=1)).to("cpu", torch.float64)
+    lengths = [torch.linalg.vector_norm(each, dim=1, dtype=torch.float64) for each in (out, rows)]
+    return (lengths[0] / lengths[1]).cpu()
 
 
 def _hidden(wanted: Wanted, ritz: Ritz, here: Tensor, met: int, margin: float) -> bool:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evolute.errors import NonFiniteError
 from evolute.krylov.checkpoint import State
 from evolute.krylov.orthogonal import inner, split
 from evolute.krylov.work import Work
 from evolute.linop.memory import available, require
 
 CHUNK = 1 << 16  # entries of n that are turned at once
+EXTREME = 1e140  # squares of more, and of rounding beside less than its inverse, are beyond float64
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Lanczos:
         parts = split(self.work(self.V), self.rows[:m], self.scale)
         self.work.finite(parts.lengths)
         self.scale = max(self.scale, float(parts.lengths.max()))
+        if self.scale and not 1 / EXTREME < self.scale < EXTREME:
+            raise NonFiniteError(f"a product of {self.work.op!r} has length {self.scale:.0e}: multiply it by a number.")
         self._project(parts.C, before, m)
         room = min(len(parts.V), self.capacity - m)
         self.rows[m : m + room] = parts.V[:room]
@@ -106,6 +110,7 @@ class Lanczos:
         self.rows[k : k + self.width] = self.V.clone()
         self.projected.zero_()
         self.projected[:k, :k] = torch.diag(ritz.values[keep])
+        self.scale = max(self.scale, float(ritz.values.abs().max()))
         self.coupling = self.coupling @ U
         self.m = k
 

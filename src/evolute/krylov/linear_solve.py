@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from evolute.errors import NonFiniteError, VectorError
 from evolute.krylov.orthogonal import inner
 from evolute.krylov.results import Result
 from evolute.krylov.storage import saveable
-from evolute.krylov.work import Work
+from evolute.krylov.work import Work, at_least_one
 from evolute.linop.operator import LinearOperator
 
 
@@ -79,8 +81,11 @@ def solve(
     """
     work = Work(H, "solution", total=0, dtype=dtype, progress=progress)
     right = _vector(work, b)
-    if not 0 < tol < 1:
+    if not isinstance(tol, Real) or not 0 < tol < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise VectorError(f"tol: expected a relative residual between 0 and 1, such as 1e-5, got {tol!r}.")
+    if not isinstance(damping, Real) or not math.isfinite(damping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise VectorError(f"damping: expected a finite number δ of H + δI, got {damping!r}.")
+    at_least_one(max_products)
     system = System(work, right, float(damping), tol, max_products or min(1000, 10 * work.n))
     with work.running():
         x, met = conjugate_gradients(system)
@@ -94,6 +99,8 @@ def _vector(work: Work, b: Any) -> Tensor:
     if not isinstance(flat, Tensor) or flat.shape != (work.n,):
         got = tuple(flat.shape) if isinstance(flat, Tensor) else type(flat).__name__
         raise VectorError(f"b: expected a vector ({work.n},) or name → tensor, got {got}.")
+    if flat.is_complex():
+        raise VectorError(f"b: expected real entries, got {flat.dtype}.")
     if not bool(torch.isfinite(flat).all()):
         raise NonFiniteError("b has entries that are NaN or infinite.")
     return flat.detach().to(work.op.device, work.dtype)

@@ -22,7 +22,7 @@ from evolute.krylov.results import Quantity
 from evolute.krylov.spectrum_result import Spectra, Spectrum
 from evolute.krylov.subsets import together
 from evolute.krylov.sums import Sums
-from evolute.krylov.work import Work
+from evolute.krylov.work import Work, symmetric
 from evolute.linop import exact
 from evolute.linop.operator import LinearOperator
 
@@ -93,6 +93,9 @@ def spectrum(
         return _one(cast("LinearOperator", H), probes, steps, k, checkpoint, options)
     if len(H) < 2:
         raise VectorError(f"expected an operator, or two data subsets or more to compare; got {len(H)}.")
+    sizes = {symmetric(op).shape[0] for op in H}
+    if len(sizes) > 1:
+        raise VectorError(f"expected operators on the same parameters, got sizes {', '.join(map(str, sorted(sizes)))}.")
     options["generator"] = stream(options.get("generator"))  # one stream of numbers through all subsets
     parts = list[Spectrum]()
     for i, op in enumerate(H):

@@ -5,6 +5,7 @@ Q (m, n) basis, W (b, n) new rows, V (r, n) what is new in them: W = C Q + R V, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +40,25 @@ def split(W: Tensor, Q: Tensor, scale: float) -> Split:
     fast = _together(rest, Q)
     small = torch.cat([lengths[:, None], first, *fast.small], 1).cpu()  # the one round trip
     lengths, C, G, extra, H = small.split([1, len(Q), len(W), len(Q), len(W)], 1)
+    unit = _unit(W, float(lengths.max()))
+    if unit != 1:
+        parts = split(W / unit, Q, scale / unit)
+        return Split(parts.C * unit, parts.R * unit, parts.V, parts.lengths * unit)
     longest = max(scale, float(lengths.nan_to_num().max()))
     floor = 8 * torch.finfo(W.dtype).eps * longest
     if _sound(G, H, floor):
         L = _lower(G)
         return Split(C + L @ extra, L @ _lower(H), fast.V, lengths[:, 0])
     return _one_by_one(rest, Q, C.clone(), lengths[:, 0], floor)
+
+
+def _unit(W: Tensor, longest: float) -> float:
+    """1, or the power of two to divide by where squares of such rows, or of their rounding, are zero or infinite."""
+    info = torch.finfo(W.dtype)
+    if info.tiny**0.5 / info.eps < longest < info.max**0.5 or math.isnan(longest):
+        return 1.0
+    largest = float(W.abs().max())
+    return 2.0 ** math.frexp(largest)[1] if 0 < largest < math.inf else 1.0
 
 
 @dataclass(frozen=True)

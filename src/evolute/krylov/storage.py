@@ -87,6 +87,8 @@ def load_result(path: str | Path, wanted: type[Any]) -> Any:
         if described["arrays"] != _digest(content):
             raise CheckpointError(f"'{arrays}' is not the file that was saved with '{path}'; save the result again.")
         result = unpack(described["result"], load_file(arrays) if content else {})
+    except CheckpointError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' is no saved result of evolute: {error}.") from error
     if not isinstance(result, wanted):

@@ -169,6 +169,14 @@ def symmetric(op: object) -> LinearOperator:
     return op
 
 
+def at_least_one(max_products: int | None) -> None:
+    """Refuses a limit that lets no product through."""
+    if max_products is None:
+        return
+    if not isinstance(max_products, int) or max_products < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise VectorError(f"max_products: expected a number, at least 1, got {max_products!r}.")
+
+
 def precision(op: LinearOperator, dtype: torch.dtype | None) -> torch.dtype:
     """Of the vectors: as asked, else the operator's own, but at least float32."""
     if dtype is None:
