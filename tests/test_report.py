@@ -355,6 +355,17 @@ def test_minimum_or_saddle(low: float, residual: float, kind: str, analysis: Ana
     assert words in QUESTIONS[1].answer(found)
 
 
+def test_what_curves_down_a_little_is_told(analysis: Analysis) -> None:
+    found = constructed(analysis, sharpness=with_ends(analysis, -0.001, 1e-5))
+    assert verdict(found) == "flat"
+    assert "with −0.00100 at the most, 0.05\xa0% of the sharpest upward curvature" in QUESTIONS[1].answer(found)
+
+
+def test_layers_that_are_alike_do_not_grow(analysis: Analysis) -> None:
+    found = constructed(analysis, blocks=blocks_of(((1.0, 0.1), (0.1, 1.04)), functional=0.25))
+    assert QUESTIONS[4].answer(found) == "Curvature is about the same in the first layer and in the last."
+
+
 def test_spread_is_of_typical_entries() -> None:
     blocks = blocks_of(((8.0, 1.0), (1.0, 2.0)))
     assert [e.value for e in per_parameter(blocks, "H")] == [0.8, 0.2]

@@ -48,7 +48,8 @@ def ill_conditioned(analysis: Analysis) -> Advice | None:
     return Advice(
         "Keep the adaptive optimiser" if used in ADAPTIVE else "Use an adaptive optimiser",
         "A step small enough for the sharpest direction hardly moves the flat ones. Optimisers that scale each "
-        "parameter by itself (Adam, Shampoo, K-FAC) take most of that ratio away; plain gradient descent cannot.",
+        "parameter by itself (Adam) or whole weight matrices (Shampoo, K-FAC) can take much of that ratio away; "
+        "plain gradient descent cannot.",
         f"The curvatures that are known differ by a factor of at least {times(condition).rstrip('×')}.",
     )
 
@@ -124,7 +125,7 @@ def gauss_newton_serves(analysis: Analysis) -> Advice | None:
     return Advice(
         "Gauss–Newton is a good stand-in here",
         "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) see nearly all of the curvature at "
-        "this point, and its products cost about two thirds of those with the Hessian.",
+        "this point, and its products cost less than those with the Hessian.",
         f"The functional part has only {percent(share.value, share.error)} of the norm of H.",
     )
 

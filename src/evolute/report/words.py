@@ -20,6 +20,7 @@ from evolute.report.derived import (
 )
 from evolute.report.numbers import percent, short, times
 
+ALIKE = 1.1  # layers up to this far apart
 UNMEASURED = "This was not measured: there was no time for it."
 
 
@@ -66,7 +67,12 @@ def _saddle(run: Analysis) -> str:
             "the sharpest upward one."
         )
     if kind == "minimum":
-        return f"A minimum, as far as can be seen: the lowest curvature that was found is {short(low)}."
+        return f"A minimum, as far as curvature can tell: the lowest one that was found is {short(low)}."
+    if low < 0 < high and low + run.sharpness.smallest.residuals[0] < 0:
+        return (
+            f"Like the floor of a valley: what curves downwards does so with {short(low)} at the most, "
+            f"{percent(abs(low) / high)} of the sharpest upward curvature."
+        )
     return "Like the floor of a valley: nothing measurable curves downwards, but many directions are flat."
 
 
@@ -115,9 +121,9 @@ def _depth(run: Analysis) -> str:
     if len(found) < 2:
         return "There is one layer at most, so there is no way through depth to follow."
     growth = ratio(found[-1].G, found[0].G)
-    if growth.surely_above(1.0):
+    if growth.surely_above(ALIKE):
         return f"Curvature grows with depth: in the last layer it is {times(growth.value)} that of the first."
-    if ratio(found[0].G, found[-1].G).surely_above(1.0):
+    if ratio(found[0].G, found[-1].G).surely_above(ALIKE):
         return f"Curvature fades with depth: in the first layer it is {times(1 / growth.value)} that of the last."
     return "Curvature is about the same in the first layer and in the last."
 
@@ -158,7 +164,7 @@ QUESTIONS = (
         "Is this a minimum or a saddle?",
         _saddle,
         facts.minimum,
-        "At a minimum every direction curves upwards. Where some curve downwards the loss can still fall along them, "
+        "At a minimum no direction curves downwards. Where some do, the loss can still fall along them, "
         "and the point is a saddle, or on its way. Stems above zero are upward curvature, stems below are downward; "
         "whiskers show how far an eigenvalue may be from where it is drawn.",
         ("eigenvalues",),
@@ -204,8 +210,8 @@ QUESTIONS = (
         _newton,
         facts.gauss_newton,
         "H = H_o + H_f, drawn as arrows: lengths are Frobenius norms, and the angle is the true one. Many methods "
-        "replace H by H_o, which is never negative and cheaper. The shorter H_f is, the better that works; it "
-        "shrinks as the model fits its data.",
+        "replace H by H_o, which costs less and has no negative part where the loss is convex in the model's outputs. "
+        "The shorter H_f is, the better that works; it shrinks as the model fits its data.",
         ("parts",),
     ),
 )
@@ -214,8 +220,8 @@ QUESTIONS = (
 def lead(run: Analysis) -> str:
     """The whole in two sentences."""
     used, kind = limit_of_training(run), verdict(run)
-    found = {"saddle": "still has directions that curve downwards", "minimum": "rests in a minimum"}
-    state = found.get(kind, "rests where nothing measurable curves down")
+    found = {"saddle": "still has directions that curve downwards", "minimum": "has only directions that curve upwards"}
+    state = found.get(kind, "has hardly a direction that curves downwards")
     text = f"At a loss of {short(run.point.loss)}, this model {state}."
     if used and run.training and run.training.lr:
         side = "above" if run.training.lr > used.step.value else "below"
