@@ -25,9 +25,12 @@ def sentence(error: EvoluteError | TyperException) -> str:
 
     >>> sentence(Refusal("There is nothing\nto do.\n\n    ev.Loss(...)"))
     'There is nothing to do.'
+    >>> sentence(Refusal("Nothing to do?"))
+    'Nothing to do?'
     """
     told = error.format_message() if isinstance(error, TyperException) else str(error)
-    return " ".join(told.partition("\n\n")[0].split()).rstrip(".:") + "."
+    told = " ".join(told.partition("\n\n")[0].split()).rstrip(".:")
+    return told if told.endswith("?") else f"{told}."
 
 
 def first_sentence(error: BaseException) -> str:
