@@ -230,6 +230,17 @@ def test_block_norms() -> None:
     assert "a" in str(table)
 
 
+def test_block_norms_of_a_closed_form_are_exact_and_cost_nothing() -> None:
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 5, batch_first=True).double().eval()
+    op = ev.closed_form(layer, *(torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(2)))
+    table = ev.block_norms(op, ["q", "w1", "norm1.weight"])
+    assert table.status == "exact" and table.products == 0
+    for a in table.names:
+        for b in table.names:
+            truth = float(ev.to_dense(op.block(a, b)).norm())
+            assert float(table[a, b]) == pytest.approx(truth, rel=1e-12) and table[a, b].standard_error == 0
+
+
 def test_block_norms_of_chosen_groups() -> None:
     op, M = _grouped({"a": 6, "b": 4})
     table = ev.block_norms(op, {"both": ["a", "b"], "half": ev.Part("a", 0, 0, 3)}, probes=16)

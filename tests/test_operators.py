@@ -21,6 +21,7 @@ from evolute.calculus.closed_form import ClosedForm
 from evolute.engine.operators import CurvatureOperator
 from evolute.linop import LinearOperator
 from evolute.linop.kronecker import KroneckerSum
+from evolute.report.clock import Clock, Stage, bar
 from families import FAMILIES, Family
 
 KINDS: dict[str, type[CurvatureOperator]] = {
@@ -77,6 +78,12 @@ def _kronecker(rows: list[str], cols: list[str]) -> KroneckerSum:
     return block.kronecker
 
 
+def _watched() -> LinearOperator:
+    """As a report multiplies: counted, within a budget."""
+    clock = Clock(None, bar(wanted=False, total=1))
+    return Stage(clock, "products", 1).watched(ev.Hessian(_objective()))
+
+
 MAKERS: dict[str, Callable[[], LinearOperator]] = {
     "Hessian": lambda: ev.Hessian(_objective()),
     "Hessian, recomputed": lambda: ev.Hessian(_objective(memory=0)),
@@ -90,6 +97,7 @@ MAKERS: dict[str, Callable[[], LinearOperator]] = {
     "CurvatureBlock, slices": lambda: ev.GaussNewton(_objective()).block(
         ev.Part("2.weight", 1, 1, 4), ev.Part("0.weight", 0, 2)
     ),
+    "Watched": _watched,
     "ClosedForm": _closed,
     "ClosedForm, outer": lambda: _closed().outer,
     "ClosedForm, functional": lambda: _closed().functional,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from evolute.krylov.checkpoint import State
 from evolute.krylov.randomness import sphere
 from evolute.krylov.sums import jackknife
 from evolute.krylov.work import Work
+from evolute.linop.exact import NoStructure, frobenius
 from evolute.linop.operator import LinearOperator
 from evolute.linop.space import Part, Select, Selection
 
@@ -44,7 +46,8 @@ def block_norms(
     [probes on each group: 5 products, exact]
 
     Blocks H_ij and H_ji are transposes of one another: both sets of samples are used for both, and `asymmetry` says how
-    well they agree. A group with no more entries than probes is done column by column, so exactly.
+    well they agree. A group with no more entries than probes is done column by column, so exactly; and all of them are
+    where the structure of H gives the norms of its blocks, as that of a closed form does.
 
     Args:
         H: A symmetric operator.
@@ -59,11 +62,35 @@ def block_norms(
         raise VectorError(f"probes: expected a number, at least 1, got {probes!r}.")
     work = Work(H, "block norms", generator=generator, dtype=dtype, progress=progress)
     selections = _selections(H, groups)
+    with suppress(NoStructure):
+        return _exact(work, selections)
     work.meter.total = sum(min(probes, each.size) for each in selections.values())
     with work.running():
         run = Run(work, selections, probes)
         run.resume(work.resume(checkpoint, {"groups": [*selections], "probes": probes}))
         return run.run().result()
+
+
+def _exact(work: Work, selections: Mapping[str, Selection]) -> BlockNorms:
+    """By the structure of the operator, without a product."""
+    count, sides = len(selections), list(selections.values())
+    norms = torch.zeros(count, count, dtype=torch.float64)
+    for i in range(count):
+        for j in range(i + 1):
+            norms[i, j] = norms[j, i] = frobenius(work.op.block(sides[i].parts, sides[j].parts))
+    return BlockNorms(
+        names=tuple(selections),
+        sizes=tuple(each.size for each in sides),
+        norms=norms,
+        standard_errors=torch.zeros_like(norms),
+        samples=torch.zeros(count, count, dtype=torch.long),
+        asymmetry=0.0,
+        rounding=work.rounding,
+        products=0,
+        status="exact",
+        method="structure of the operator",
+        provenance=work.provenance(random=False),
+    )
 
 
 def _selections(H: LinearOperator, groups: Groups | None) -> dict[str, Selection]:
