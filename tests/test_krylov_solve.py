@@ -1,11 +1,13 @@
 """Linear systems: solved, or said why not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import evolute as ev
+from evolute.krylov import checkpoint as checkpoints
 from families import FAMILIES
 from krylov_cases import D, draw, flat, hidden, outliers, plain, pressing_ctrl_c
 
@@ -92,3 +94,25 @@ def test_what_makes_no_sense(b: Any, options: dict[str, Any], message: str) -> N
         ev.solve(hidden(flat()), b, **options)
     with pytest.raises(ev.NonFiniteError, match="b has entries"):
         ev.solve(hidden(flat()), torch.full((400,), torch.nan, dtype=D))
+
+
+@pytest.mark.parametrize("damping", [1e-3, -0.37])  # conjugate gradients, and minimal residuals
+@pytest.mark.parametrize("at", [3, 12])
+def test_resuming_gives_the_same_bits(damping: float, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    values = torch.linspace(0.01, 1, 60, dtype=torch.float64)
+    op, b, file = hidden(values), torch.ones(60, dtype=torch.float64), tmp_path / "run"
+    whole = ev.solve(op, b, damping, tol=1e-9)
+    stopped = ev.solve(pressing_ctrl_c(op, at), b, damping, tol=1e-9, checkpoint=file)
+    assert stopped.interrupted and stopped.products < whole.products
+    resumed = ev.solve(op, b, damping, tol=1e-9, checkpoint=file)
+    assert resumed.converged and resumed.products == whole.products
+    assert torch.equal(torch.as_tensor(resumed.x), torch.as_tensor(whole.x))
+    assert resumed.indefinite == whole.indefinite == (damping < 0)
+
+
+def test_a_checkpoint_of_another_right_side_is_refused(tmp_path: Path) -> None:
+    op, file = hidden(torch.linspace(0.1, 1, 20, dtype=torch.float64)), tmp_path / "run"
+    ev.solve(op, torch.ones(20, dtype=torch.float64), checkpoint=file)
+    with pytest.raises(ev.CheckpointError, match="belongs to other work: b is"):
+        ev.solve(op, 2 * torch.ones(20, dtype=torch.float64), checkpoint=file)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evolute.errors import NonFiniteError, VectorError
+from evolute.krylov.checkpoint import State
 from evolute.krylov.orthogonal import inner
 from evolute.krylov.results import Result
 from evolute.krylov.storage import saveable
@@ -57,6 +59,7 @@ def solve(
     max_products: int | None = None,
     dtype: torch.dtype | None = None,
     progress: bool = True,
+    checkpoint: str | Path | None = None,
 ) -> Solution:
     """(H + damping·I) x = b, up to ‖(H + damping·I) x − b‖ ≤ tol·‖b‖.
 
@@ -78,6 +81,7 @@ def solve(
         max_products: Stop there, "not converged"; 10 n but at most 1000 without it.
         dtype: Of the vectors: float32 or float64, whatever the operator computes in.
         progress: A line on a terminal, once the work has lasted some seconds.
+        checkpoint: A file to which the state goes now and then; when it is there, the work goes on from it.
     """
     work = Work(H, "solution", total=0, dtype=dtype, progress=progress)
     right = _vector(work, b)
@@ -88,9 +92,11 @@ def solve(
     at_least_one(max_products)
     system = System(work, right, float(damping), tol, max_products or min(1000, 10 * work.n))
     with work.running():
-        x, met = conjugate_gradients(system)
+        settings = {"damping": system.damping, "tol": system.tol, "b": [float(right.sum()), norm(right)]}
+        saved = work.resume(checkpoint, settings)
+        x, met = conjugate_gradients(system, saved)
         if met is not None:
-            x = minimal_residuals(system)
+            x = minimal_residuals(system, met, saved)
         return _solution(system, x, met, isinstance(b, Mapping))
 
 
@@ -152,10 +158,15 @@ class Met:
     direction: Tensor
 
 
-def conjugate_gradients(system: System) -> tuple[Tensor, Met | None]:
+def conjugate_gradients(system: System, saved: State | None = None) -> tuple[Tensor, Met | None]:
     """Hestenes and Stiefel; stops at the first direction p with pᵀAp ≤ 0."""
+    if saved is not None and "direction" in saved.tensors:
+        return system.b, Met(saved.values["curvature"], saved.tensors["direction"].to(system.b))
     x, r = torch.zeros_like(system.b), system.b.clone()
-    p, squared = r.clone(), dot(r, r)
+    p = r.clone()
+    if saved is not None:
+        x, r, p = (saved.tensors[name].to(system.b) for name in "xrp")
+    squared = dot(r, r)
     while system.goes_on(squared**0.5):
         image = system(p)
         form, length = system.finite(dot(p, image)), norm(p)
@@ -165,29 +176,58 @@ def conjugate_gradients(system: System) -> tuple[Tensor, Met | None]:
         x, r = x.add_(p, alpha=step), r.sub_(image, alpha=step)
         before, squared = squared, dot(r, r)
         p = r + (squared / before) * p
+        system.work.save(lambda x=x, r=r, p=p: State({"x": x, "r": r, "p": p}, {}))
+    system.work.save(lambda: State({"x": x, "r": r, "p": p}, {}), now=True)
     return x, None
 
 
-def minimal_residuals(system: System) -> Tensor:
+@dataclass
+class Residuals:
+    """Where minimal residuals are: `past` are the last two (p, s), all that symmetric A asks for."""
+
+    x: Tensor
+    r: Tensor
+    p: Tensor
+    s: Tensor
+    past: list[tuple[Tensor, Tensor]]
+    largest: float = 0.0
+
+    @classmethod
+    def begin(cls, system: System, saved: State | None) -> Residuals:
+        if saved is None or "direction" not in saved.tensors:
+            p = system.b / norm(system.b)
+            return cls(torch.zeros_like(system.b), system.b.clone(), p, system(p), [])
+        x, r, p, s = (saved.tensors[name].to(system.b) for name in "xrps")
+        pairs = range(saved.values["past"])
+        past = [(saved.tensors[f"p{i}"].to(system.b), saved.tensors[f"s{i}"].to(system.b)) for i in pairs]
+        return cls(x, r, p, s, past, saved.values["largest"])
+
+    def state(self, met: Met) -> State:
+        old = {f"{name}{i}": each for i, pair in enumerate(self.past) for name, each in zip("ps", pair, strict=True)}
+        here = {"x": self.x, "r": self.r, "p": self.p.clone(), "s": self.s, "direction": met.direction}  # p is a past s
+        return State({**here, **old}, {"largest": self.largest, "curvature": met.curvature, "past": len(self.past)})
+
+
+def minimal_residuals(system: System, met: Met, saved: State | None = None) -> Tensor:
     """Each step makes ‖b − Ax‖ least along one more direction p; the images s = Ap are orthogonal to one another."""
-    x, r = torch.zeros_like(system.b), system.b.clone()
-    p = r / norm(r)
-    past = list[tuple[Tensor, Tensor]]()  # the last two (p, s), all that symmetric A asks for
-    s, largest = system(p), 0.0
-    while system.goes_on(norm(r)):
-        for old_p, old_s in past:
+    at = Residuals.begin(system, saved)
+    while system.goes_on(norm(at.r)):
+        p, s = at.p, at.s
+        for old_p, old_s in at.past:
             share = dot(s, old_s)
             p, s = p - share * old_p, s - share * old_s
         size = system.finite(norm(s))
-        largest = max(largest, size / norm(p))
-        if size <= system.work.rounding * largest * norm(p):
+        at.largest = max(at.largest, size / norm(p))
+        if size <= system.work.rounding * at.largest * norm(p):
             break  # p is in the null space: no step along it makes the residual less
         p, s = p / size, s / size
-        step = dot(r, s)
-        x, r = x.add_(p, alpha=step), r.sub_(s, alpha=step)
-        past = [*past[-1:], (p, s)]
-        p, s = s, system(s)
-    return x
+        step = dot(at.r, s)
+        at.x, at.r = at.x.add_(p, alpha=step), at.r.sub_(s, alpha=step)
+        at.past = [*at.past[-1:], (p, s)]
+        at.p, at.s = s, system(s)
+        system.work.save(lambda: at.state(met))
+    system.work.save(lambda: at.state(met), now=True)
+    return at.x
 
 
 def _solution(system: System, x: Tensor, met: Met | None, named: bool) -> Solution:
