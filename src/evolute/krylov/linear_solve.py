@@ -158,14 +158,19 @@ class Met:
     direction: Tensor
 
 
+def _loaded(saved: State, name: str, system: System) -> Tensor:
+    """In memory of its own: the last bits of a sum depend on where its terms lie."""
+    return saved.tensors[name].to(system.b).clone()
+
+
 def conjugate_gradients(system: System, saved: State | None = None) -> tuple[Tensor, Met | None]:
     """Hestenes and Stiefel; stops at the first direction p with pᵀAp ≤ 0."""
     if saved is not None and "direction" in saved.tensors:
-        return system.b, Met(saved.values["curvature"], saved.tensors["direction"].to(system.b))
+        return system.b, Met(saved.values["curvature"], _loaded(saved, "direction", system))
     x, r = torch.zeros_like(system.b), system.b.clone()
     p = r.clone()
     if saved is not None:
-        x, r, p = (saved.tensors[name].to(system.b) for name in "xrp")
+        x, r, p = (_loaded(saved, name, system) for name in "xrp")
     squared = dot(r, r)
     while system.goes_on(squared**0.5):
         image = system(p)
@@ -197,9 +202,9 @@ class Residuals:
         if saved is None or "direction" not in saved.tensors:
             p = system.b / norm(system.b)
             return cls(torch.zeros_like(system.b), system.b.clone(), p, system(p), [])
-        x, r, p, s = (saved.tensors[name].to(system.b) for name in "xrps")
+        x, r, p, s = (_loaded(saved, name, system) for name in "xrps")
         pairs = range(saved.values["past"])
-        past = [(saved.tensors[f"p{i}"].to(system.b), saved.tensors[f"s{i}"].to(system.b)) for i in pairs]
+        past = [(_loaded(saved, f"p{i}", system), _loaded(saved, f"s{i}", system)) for i in pairs]
         return cls(x, r, p, s, past, saved.values["largest"])
 
     def state(self, met: Met) -> State:
