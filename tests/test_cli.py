@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[...,
         code = command(*arguments)
         out, err = capsys.readouterr()
         assert code == 2, err
-        assert out == "" and err.startswith("evolute: ") and err.count("\n") == 1 and err.endswith(".\n"), err
+        assert out == "" and err.startswith("evolute: ") and err.count("\n") == 1 and err.endswith((".\n", "?\n")), err
         assert {file for file in tmp_path.rglob("*") if "__pycache__" not in str(file)} == before
         return err
 
