@@ -1,54 +1,122 @@
-"""Pictures that studies have in common, from tables alone."""
+"""One look for the figures of all studies: palette, type, panels, lines with their uncertainty; from tables alone.
+
+Without pyplot, which would keep every figure. Nothing is smaller than 8 points, and every difference of colour has a
+second sign (a marker, a dash, a label): blue, orange and teal are apart for every kind of colour vision.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evolute.errors import MissingExtraError
-from evolute.studies.study import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-COLOURS = {"H": "#6b7280", "H_o": "#2563c9", "H_f": "#c2570c"}
+PALETTE = {
+    "ink": "#1b2130",
+    "soft": "#5b6579",
+    "line": "#d6dce6",
+    "blue": "#2563c9",
+    "orange": "#cf5a06",
+    "teal": "#0c857a",
+    "violet": "#7c4fc4",
+    "rose": "#c22f66",
+    "sand": "#a8842c",
+}
+SERIES = tuple(PALETTE[name] for name in ("blue", "orange", "teal", "violet", "rose", "sand"))
+MARKERS = ("o", "s", "D", "^", "v", "P")
+COLOURS = {"H": PALETTE["ink"], "H_o": PALETTE["blue"], "H_f": PALETTE["orange"]}  # of the parts of the Hessian
+NAMES = {"H": "$H$", "H_o": r"$H_\mathrm{o}$", "H_f": r"$H_\mathrm{f}$"}
+RAMP = ("#f2f6f1", "#d8ecd9", "#b2ddc8", "#83cac2", "#56b0c0", "#3490ba", "#2a6bab", "#274a92", "#1f2d6b")
+SMALL, TEXT, LARGE = 8.0, 9.0, 11.0  # points
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": TEXT,
+    "axes.titlesize": TEXT + 1,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 6,
+    "axes.labelsize": TEXT,
+    "axes.edgecolor": PALETTE["soft"],
+    "axes.labelcolor": PALETTE["ink"],
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": PALETTE["line"],
+    "grid.linewidth": 0.7,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "xtick.color": PALETTE["soft"],
+    "ytick.color": PALETTE["soft"],
+    "xtick.labelcolor": PALETTE["ink"],
+    "ytick.labelcolor": PALETTE["ink"],
+    "legend.fontsize": SMALL,
+    "legend.frameon": False,
+    "figure.titlesize": LARGE,
+    "figure.titleweight": "bold",
+    "svg.hashsalt": "evolute",
+}
 
 
-def panels(columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Without pyplot, which would keep every figure."""
+def panels(columns: int, width: float, height: float, *, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches and its panels, row by row; options are those of `Figure.subplots`."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("figures need matplotlib: pip install 'evolute[report]'") from error
-    made = Figure(figsize=(width, height), layout="constrained")
-    return made, list(made.subplots(1, columns, squeeze=False).flat)
+    with rc_context(STYLE):
+        made = Figure(figsize=(width, height), layout="constrained")
+        return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def dots(rows: Sequence[Row], title: str) -> Figure:
-    """Exponents with their intervals: one panel per model, one line per depth and block."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    most = max((sum(row["model"] == model for row in rows) for model in models), default=1)
-    made, axes = panels(max(1, len(models)), 3.1 * max(1, len(models)) + 0.8, 1.2 + 0.17 * most)
-    for model, panel in zip(models, axes, strict=False):
-        _panel(panel, model, [row for row in rows if row["model"] == model])
-    made.suptitle(title, fontsize=11)
-    return made
+def heading(figure: Figure, text: str, note: str = "") -> None:
+    """What the figure says in one line, left; below all panels, in small, what was drawn how."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=LARGE, fontweight="bold", color=PALETTE["ink"])
+    if note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL, color=PALETTE["soft"])
 
 
-def _panel(axes: Axes, model: str, rows: Sequence[Row]) -> None:
-    names = [f"depth {row['depth']}  {row['part']}({row['block']})" for row in rows]
-    for place, row in enumerate(rows):
-        colour = COLOURS[row["part"]]
-        axes.plot([row["ci_low"], row["ci_high"]], [place, place], color=colour, lw=1)
-        axes.plot(row["exponent"], place, "o", color=colour, ms=4)
-        if row["theory"] is not None:
-            axes.plot(row["theory"], place, "o", mfc="none", mec="#111827", ms=8)
-    axes.set_yticks(range(len(rows)), names, fontsize=7)
-    axes.invert_yaxis()
-    axes.set_title(model, fontsize=10)
-    axes.set_xlabel("exponent of σ", fontsize=9)
-    axes.ticklabel_format(axis="x", useOffset=False)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, (low + high) / 2 - 1), max(high, (low + high) / 2 + 1))
-    axes.grid(axis="x", alpha=0.3)
+def line(
+    axes: Axes,
+    x: Sequence[float],
+    middle: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    *,
+    series: int = 0,
+    label: str | None = None,
+    **options: Any,
+) -> None:
+    """A line with its markers, and a band for its uncertainty."""
+    colour = options.pop("color", SERIES[series % len(SERIES)])
+    marker = options.pop("marker", MARKERS[series % len(MARKERS)])
+    axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
+    axes.plot(x, middle, color=colour, marker=marker, ms=5, lw=1.6, label=label, **options)
+
+
+def dot(axes: Axes, middle: float, low: float, high: float, place: float, *, series: int = 0, **options: Any) -> None:
+    """A value with its interval, lying on the row `place`."""
+    colour = options.pop("color", SERIES[series % len(SERIES)])
+    marker = options.pop("marker", MARKERS[series % len(MARKERS)])
+    axes.plot([low, high], [place, place], color=colour, lw=1.6, alpha=0.7, solid_capstyle="butt")
+    axes.plot(middle, place, marker, color=colour, ms=5, **options)
+
+
+def ramp() -> Colormap:
+    """From little to much, pale to deep: as dark in grey as in colour."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("evolute", list(RAMP))
+
+
+def bare(axes: Axes, *sides: str) -> None:
+    """Without these spines and their ticks; the labels stay."""
+    for side in sides:
+        axes.spines[side].set_visible(False)
+        axes.tick_params(axis="y" if side in ("left", "right") else "x", length=0)

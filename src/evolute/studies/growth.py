@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
 from evolute.engine.operators import GaussNewton, Hessian
+from evolute.studies.figures import COLOURS, dot, heading, panels
 from evolute.studies.fits import Exponent, exponent
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 from evolute.zoo import GPT, MLP, AttentionOnly, addition, cross_entropy
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PARTS = ("H", "H_o", "H_f")
@@ -100,10 +102,8 @@ class GrowthStudy(Study[Growth]):
         return Verdict(answer, f"{share}; {example}.")
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.figures import dots
-
         rows = [row for row in table if row["range"] == "small" and row["layer"] == 0 and row["part"] != "H"]
-        return dots(rows, "Exponents of the growth at small σ, first layer; rings are the theory")
+        return _dots(rows, "Exponents of the growth at small σ, first layer; rings are the theory")
 
 
 # ---- what is measured
@@ -227,6 +227,34 @@ def _theory(model: str, depth: int, layer: int, block: str, part: str) -> float 
 def _agrees(row: Row) -> bool:
     low, high = row["ci_low"] - NEAR, row["ci_high"] + NEAR
     return bool(low <= row["theory"] <= high)
+
+
+# ---- the picture
+
+
+def _dots(rows: Sequence[Row], title: str) -> Figure:
+    """Exponents with their intervals: one panel per model, one line per depth and block."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    most = max((sum(row["model"] == model for row in rows) for model in models), default=1)
+    made, axes = panels(max(1, len(models)), 3.1 * max(1, len(models)) + 0.8, 1.2 + 0.17 * most)
+    for model, panel in zip(models, axes, strict=False):
+        _panel(panel, model, [row for row in rows if row["model"] == model])
+    heading(made, title)
+    return made
+
+
+def _panel(axes: Axes, model: str, rows: Sequence[Row]) -> None:
+    for place, row in enumerate(rows):
+        dot(axes, row["exponent"], row["ci_low"], row["ci_high"], place, color=COLOURS[row["part"]], marker="o")
+        if row["theory"] is not None:
+            axes.plot(row["theory"], place, "o", mfc="none", mec="#111827", ms=8)
+    axes.set_yticks(range(len(rows)), [f"depth {row['depth']}  {row['part']}({row['block']})" for row in rows])
+    axes.invert_yaxis()
+    axes.set_title(model)
+    axes.set_xlabel("exponent of σ")
+    axes.ticklabel_format(axis="x", useOffset=False)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, (low + high) / 2 - 1), max(high, (low + high) / 2 + 1))
 
 
 STUDY = GrowthStudy()
