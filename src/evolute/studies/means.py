@@ -39,7 +39,7 @@ def mean(values: Sequence[float]) -> Mean:
 
 
 def geometric_mean(values: Sequence[float]) -> Mean:
-    """exp of the mean of the logarithms, for what is positive and differs by factors.
+    """The mean of the logarithms, as a factor again: for what is positive and differs by factors.
 
     >>> round(geometric_mean([1.0, 100.0]).value, 12)
     10.0
