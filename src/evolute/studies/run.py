@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from evolute.errors import StudyError
 from evolute.studies.cells import CellStore
-from evolute.studies.executors import Executor, Here, finished, processes
+from evolute.studies.executors import Executor, Here, Pending, finished, left_over, processes
 from evolute.studies.registry import find
 from evolute.studies.result import Result, provenance
 from evolute.studies.settings import plain
@@ -82,8 +82,13 @@ def _measured(
     tell = report or (lambda done, total: None)
     tell(len(known), len(cells))
     places = {id(cells[i]): i for i in missing}
-    with executor if missing else nullcontext(Here()) as pool:
-        for cell, outcome in finished(pool, study.name, [cells[i] for i in missing]):
+    wanted = [cells[i] for i in missing]
+    with (
+        _kept(store) as pending,
+        executor if missing else nullcontext(Here()) as pool,
+        closing(finished(pool, study.name, wanted, pending)) as outcomes,
+    ):
+        for cell, outcome in outcomes:
             if isinstance(outcome, Exception):
                 failed.append(f"{cell}: {type(outcome).__name__}: {outcome}")
             else:
@@ -91,3 +96,15 @@ def _measured(
                 known[places[id(cell)]] = outcome
             tell(len(known) + len(failed), len(cells))
     return [row for i in sorted(known) for row in known[i]], failed
+
+
+@contextmanager
+def _kept(store: CellStore) -> Generator[Pending]:
+    """What is finished by the time an interruption has come through is kept, too."""
+    pending: Pending = []
+    try:
+        yield pending
+    except BaseException:
+        for cell, rows in left_over(pending):
+            store.save(cell, rows)
+        raise
