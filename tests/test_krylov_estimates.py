@@ -353,31 +353,69 @@ def test_intervals_of_one_pass_cover(name: str, what: str) -> None:
     assert covered(_quantities(name, what), _truth(SPECTRA[name])[what]) >= 0.97
 
 
+@pytest.mark.parametrize("products", [4, 8, 24])
 @pytest.mark.parametrize("name", SPECTRA)
-def test_intervals_of_the_trace_cover(name: str) -> None:
-    share = covered(lambda s: ev.trace(OP[name], 24, generator=draw(s)).interval(0.99), float(SPECTRA[name].sum()))
-    assert share >= 0.97
+def test_intervals_of_the_trace_cover(name: str, products: int) -> None:
+    """With 8 products, one outlier may be left to four random vectors, whose scatter alone covers 94.7 %."""
+    op, truth = plain(SPECTRA[name]), float(SPECTRA[name].sum())
+    assert covered(lambda s: ev.trace(op, products, generator=draw(s)).interval(0.99), truth) >= 0.97
 
 
-def test_intervals_of_the_diagonal_cover() -> None:
-    M = torch.randn(60, 60, generator=draw(0), dtype=D)
-    M, hits = M + M.T, torch.zeros(60)
+def test_the_error_of_the_trace_is_that_of_the_trace() -> None:
+    """E error² = E (estimate − truth)², as it is with an exact variance."""
+    for values in SPECTRA.values():
+        found = [ev.trace(plain(values), 12, generator=draw(s)) for s in range(200)]
+        errors = torch.tensor([(float(each) - float(values.sum())) ** 2 for each in found])
+        told = torch.tensor([each.standard_error**2 for each in found])
+        assert float(errors.mean() / told.mean()) == pytest.approx(1, abs=0.35)
+
+
+def _rows_of(count: int) -> Tensor:
+    """Symmetric, with ±1 at so many places beside the diagonal of each row: the fewer, the less like a Gaussian."""
+    angles = torch.arange(1, count + 1)
+    return sum((torch.diag(torch.ones(60 - int(a)), int(a)) for a in angles), torch.zeros(60, 60)).to(D)
+
+
+ROWS = {"dense": torch.randn(60, 60, generator=draw(0), dtype=D), **{f"{k} a side": _rows_of(k) for k in (1, 2)}}
+ROWS["pairs"] = torch.block_diag(*[torch.tensor([[0.0, 1.0], [0.0, 0.0]])] * 30).to(D)
+
+
+@pytest.mark.parametrize("products", [9, 10, 24])
+@pytest.mark.parametrize("rows", ROWS)
+def test_intervals_of_the_diagonal_cover(rows: str, products: int) -> None:
+    """Each entry in 99 % of all cases, whatever its row; Student's t has 96 % with nine samples of two values.
+
+    The worst of 60 entries may have more misses in 200 trials than 2, which is the mean at 99 %. That one has more than
+    8 has a probability of 1.3 % even then, and here, where few rows come near the bound, 6 are not exceeded.
+    """
+    M, hits = ROWS[rows] + ROWS[rows].T, torch.zeros(60)
     for seed in range(200):
-        low, high = ev.diagonal(matrix(M), 24, generator=draw(seed)).interval(0.99)
+        low, high = ev.diagonal(matrix(M), products, generator=draw(seed)).interval(0.99)
         hits += (low <= M.diagonal()) & (M.diagonal() <= high)
-    assert float(hits.mean()) >= 0.97 * 200
-    assert float(hits.min()) >= 0.95 * 200, "60 entries: the worst of them"
+    assert float(hits.mean()) >= 0.99 * 200
+    assert float(hits.min()) >= 0.97 * 200, "60 entries: the worst of them"
 
 
+def test_no_interval_is_read_from_samples_that_may_agree_by_chance() -> None:
+    """Four samples of ±1 are alike in one case of eight, and their error is then 0."""
+    M = ROWS["pairs"] + ROWS["pairs"].T
+    found = [ev.diagonal(matrix(M), 4, generator=draw(seed)) for seed in range(10)]
+    assert any(bool((each.standard_error == 0).any()) for each in found)
+    assert all(bool(each.interval(0.99)[1].isinf().all()) for each in found)
+    low, high = ev.diagonal(matrix(M), 59).interval(0.99)
+    assert bool((high - low).isfinite().all())
+
+
+@pytest.mark.parametrize("probes", [4, 8])
 @pytest.mark.parametrize("rank", [1, 3, 40])
-def test_intervals_of_block_norms_cover(rank: int) -> None:
+def test_intervals_of_block_norms_cover(rank: int, probes: int) -> None:
     U = torch.randn(80, rank, generator=draw(2), dtype=D)
     M = U @ U.T
     space = ev.Space({"a": (40,), "b": (40,)}, dtype=D)
     op = ev.from_matvec(lambda v: M @ v, space=space)
     for pair, block in {("a", "a"): M[:40, :40], ("a", "b"): M[:40, 40:]}.items():
         share = covered(
-            lambda s, pair=pair: ev.block_norms(op, probes=10, generator=draw(s))[pair].interval(0.99),
+            lambda s, pair=pair: ev.block_norms(op, probes=probes, generator=draw(s))[pair].interval(0.99),
             float(block.norm()),
         )
         assert share >= 0.97, pair

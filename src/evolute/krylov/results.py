@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from scipy.special import stdtrit
+from scipy.special import ndtr, ndtri, stdtrit
 from torch import Tensor
 
 from evolute.krylov.provenance import Provenance
 from evolute.krylov.storage import load_result, save_result, saveable
+
+TIGHT = 1 / (4 * float(ndtr(-math.sqrt(2))))  # c = 3.178…: two fair coins, which reach √2 in one case of four
 
 
 def quantile(level: float, samples: int) -> float:
@@ -21,9 +23,28 @@ def quantile(level: float, samples: int) -> float:
     >>> round(quantile(0.95, 8), 3), quantile(0.95, 1)
     (2.365, inf)
     """
+    _check(level)
+    return float(stdtrit(samples - 1, (1 + level) / 2)) if samples > 1 else math.inf
+
+
+def symmetric_quantile(level: float, samples: int) -> float:
+    """The same, proved, for samples that fall as often above the truth as equally far below it, in whatever shape.
+
+    >>> round(symmetric_quantile(0.99, 64), 3), round(quantile(0.99, 64), 3), symmetric_quantile(0.99, 8)
+    (3.153, 2.656, inf)
+
+    Given their sizes, the signs of the deviations y are fair coins, so P(|Σy| > x √Σy²) ≤ 2c P(Z > x) for a Gaussian Z
+    (Bentkus and Dzindzalieta 2015); solved for the mean. Eight coins fall alike in more than one case of a hundred: no
+    interval of 0.99 can be read from fewer than nine samples.
+    """
+    _check(level)
+    x = -float(ndtri((1 - level) / (2 * TIGHT)))
+    return x * math.sqrt((samples - 1) / (samples - x * x)) if samples > x * x else math.inf
+
+
+def _check(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, such as 0.99, got {level}.")
-    return float(stdtrit(samples - 1, (1 + level) / 2)) if samples > 1 else math.inf
 
 
 @saveable
@@ -110,7 +131,7 @@ class Estimate(Quantity, Result):
 @saveable
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimates(Result):
-    """A vector of numbers, each with its standard error."""
+    """A vector of numbers, each with its standard error, from samples that scatter symmetrically about each of them."""
 
     estimate: Tensor
     standard_error: Tensor
@@ -118,10 +139,14 @@ class Estimates(Result):
     solver_error: float
 
     def interval(self, level: float = 0.99) -> tuple[Tensor, Tensor]:
-        """Where each truth is, in so many of all cases."""
-        wide = quantile(level, self.samples) if self.samples else 0.0
-        reach = torch.where(self.standard_error > 0, wide * self.standard_error, 0) + self.solver_error
+        """Where each truth is, in at least so many of all cases, whatever the operator: `symmetric_quantile`."""
+        reach = self._reach(level) + self.solver_error
         return self.estimate - reach, self.estimate + reach
+
+    def _reach(self, level: float) -> Tensor:
+        """Too few samples may agree by chance, so that then even an error of 0 says nothing."""
+        wide = symmetric_quantile(level, self.samples) if self.samples else 0.0
+        return wide * self.standard_error if math.isfinite(wide) else torch.full_like(self.standard_error, wide)
 
     def __str__(self) -> str:
         size, error = self.estimate.norm(), self.standard_error.norm()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +9,6 @@ from torch import Tensor
 
 from evolute.krylov.results import Estimate
 from evolute.krylov.work import Work
-
-
-def mean_of(samples: Tensor) -> tuple[float, float]:
-    """Mean and standard error; the error of fewer than two samples is not known, so infinite."""
-    count = len(samples)
-    if count == 0:
-        return math.nan, math.inf
-    return float(samples.mean()), float(samples.std()) / count**0.5 if count > 1 else math.inf
 
 
 def known_exactly(work: Work, value: float, size: float, method: str) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from evolute.krylov.matrix import matrix
 from evolute.krylov.orthogonal import inner, split
 from evolute.krylov.randomness import sphere
 from evolute.krylov.results import Estimate
-from evolute.krylov.samples import known_exactly, mean_of
+from evolute.krylov.samples import known_exactly
 from evolute.krylov.work import Work
 from evolute.linop import exact
 from evolute.linop.operator import LinearOperator
@@ -41,8 +42,8 @@ def trace(
     (True, 64)
 
     A quarter of the products makes the sketch, a quarter measures it, and the rest are random vectors of uniform
-    direction in what it leaves. Without bias; the standard error is that of independent samples. Exact (and marked so)
-    where the structure of H gives its diagonal, and where `products` columns are the whole matrix.
+    direction in what it leaves. Without bias; the standard error is that of such directions, `_mean`. Exact (and marked
+    so) where the structure of H gives its diagonal, and where `products` columns are the whole matrix.
     """
     if not isinstance(products, int) or products < 4:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise VectorError(f"products: expected how many to spend, at least 4, got {products!r}.")
@@ -70,7 +71,7 @@ class Run:
     def __post_init__(self) -> None:
         self.drawn = self.work.like.new_empty((0, self.work.n))  # A s, until Q is there
         self.basis = self.drawn
-        self.pilot = torch.zeros(0, dtype=torch.float64)
+        self.pilot = torch.zeros(0, 2, dtype=torch.float64)  # as `_forms` has it
         self.samples, self.part, self.measured = self.pilot, 0.0, 0
 
     @property
@@ -108,24 +109,28 @@ class Run:
 
     def _measure(self, count: int) -> None:
         rows = self.basis[self.measured : self.measured + count]
-        self.part += float(self._forms(rows, self.work(rows)).sum())
+        self.part += float(self._forms(rows, self.work(rows))[:, 0].sum())
         self.measured += count
 
     def _sample(self, count: int) -> None:
         """Uniform directions of the complement, as long as its dimension says."""
-        rows = self._random(count)
-        for _ in range(2):
-            rows.addmm_(inner(rows, self.basis).to(rows), self.basis, alpha=-1)
+        rows = self._beside(self._beside(self._random(count)))
         rows *= (self.work.n - len(self.basis)) ** 0.5 / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        self.samples = torch.cat([self.samples, self._forms(rows, self.work(rows))])
+        self.samples = torch.cat([self.samples, self._forms(rows, self._beside(self.work(rows)))])
+
+    def _beside(self, rows: Tensor) -> Tensor:
+        """(I − QQᵀ) v of each row."""
+        return rows.addmm(inner(rows, self.basis).to(rows), self.basis, alpha=-1)
 
     def _random(self, count: int) -> Tensor:
         return sphere(count, self.work.n, self.work.generator, self.work.like)
 
     def _forms(self, rows: Tensor, images: Tensor) -> Tensor:
-        """vᵀAv of each row."""
+        """(vᵀAv, ‖Av − v vᵀAv / vᵀv‖²) of each row."""
         forms = torch.stack([inner(v[None], w[None])[0, 0] for v, w in zip(rows, images, strict=True)])
-        return self.work.finite(forms.cpu())
+        along = (forms / torch.stack([inner(v[None], v[None])[0, 0] for v in rows])).to(images)
+        across = torch.linalg.vector_norm(images - along[:, None] * rows, dim=1).to(forms)
+        return self.work.finite(torch.stack([forms, across.square()], 1).cpu())
 
     def known(self) -> str:
         value, error = self._estimate()[:2]
@@ -134,8 +139,8 @@ class Run:
     def _estimate(self) -> tuple[float, float, int]:
         """Before the sketch is measured, its own vectors are samples of the whole."""
         if self.measured < len(self.basis) or len(self.samples) < 2:
-            return *mean_of(self.pilot), len(self.pilot)
-        value, error = mean_of(self.samples)
+            return *_mean(self.pilot), len(self.pilot)
+        value, error = _mean(self.samples)
         return self.part + value, error, len(self.samples)
 
     # ---- on disk
@@ -163,3 +168,14 @@ class Run:
             method=f"Hutch++, sketch of {self.sketch}",
             provenance=self.work.provenance(),
         )
+
+
+def _mean(forms: Tensor) -> tuple[float, float]:
+    """Mean of vᵀAv and its standard error, from Var vᵀAv = 2 E‖Av − v vᵀAv / vᵀv‖², exact for uniform directions.
+
+    The scatter of a few samples is small where all of them miss the one eigenvector that matters, as is their mean:
+    of eight, with a matrix of rank one, its 99 % interval covers 92 %. With the length of what lies across v: 99 %.
+    """
+    if len(forms) == 0:
+        return math.nan, math.inf
+    return float(forms[:, 0].mean()), math.sqrt(2 * float(forms[:, 1].mean()) / len(forms))
