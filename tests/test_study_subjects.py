@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from evolute.engine.operators import Hessian
 from evolute.errors import StudyError
+from evolute.linop.convert import to_dense
 from evolute.studies import subjects
+from evolute.studies.last_block import last_block
 from evolute.studies.subjects import NAMES, Subject, at, installed, moments
 from evolute.zoo import MLP, digits, train
 
@@ -79,6 +82,24 @@ def test_ctrl_c_in_training_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(subjects, "_train", lambda *_: None)  # what an interrupted training looks like: it returns
     with pytest.raises(KeyboardInterrupt):
         at(small(), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("gpt_english", {}), ("gpt_addition", {}), ("gpt_addition", {"norm": "post"})]
+)
+def test_the_last_block_of_a_gpt_in_closed_form_is_the_engines(name: str, options: dict[str, str]) -> None:
+    """A norm left out, or a mean over tokens that do not count, would show here."""
+    moment = at(small(name, width=8, layers=2, samples=2, options=options), 3)
+    closed, H = last_block(moment), Hessian(moment.objective)
+    assert closed.value == pytest.approx(moment.objective.value(), rel=1e-12)
+    here, there = to_dense(closed.block("v", "k")), to_dense(H.block("layers.1.attn.v", "layers.1.attn.k"))
+    scale = to_dense(closed.block("v", "v")).norm()
+    assert there.norm() > 0 and (here - there).norm() < 1e-12 * scale
+
+
+def test_only_a_gpt_has_a_last_block_in_closed_form() -> None:
+    with pytest.raises(StudyError, match="expected a GPT, whose loss is a sum over tokens; got a ViT"):
+        last_block(at(small("vit_digits", width=8), 0))
 
 
 @pytest.mark.parametrize(

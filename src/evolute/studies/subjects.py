@@ -70,10 +70,11 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """The model after so many steps, in float64, and its loss on the sample; nothing of it changes any more."""
+    """The model after so many steps, in float64, and its loss on the sample (x, y); nothing of it changes any more."""
 
     step: int
     model: nn.Module
+    sample: tuple[Tensor, Tensor]
     objective: Objective
     data: Dataset
 
@@ -97,7 +98,7 @@ def moments(subject: Subject, steps: Iterable[int]) -> Iterator[Moment]:
     for step in wanted:
         model = _model(subject, data).double().eval()
         model.load_state_dict(states[step])
-        yield Moment(step, model, Objective(model, [batch], Loss(*cross_entropy)), data)
+        yield Moment(step, model, batch, Objective(model, [batch], Loss(*cross_entropy)), data)
 
 
 def at(subject: Subject, step: int) -> Moment:
