@@ -81,13 +81,14 @@ def _measured(name: str, config: Any, folder: Path, workers: int | None) -> Resu
 
 
 def _draw(result: Result, folder: Path) -> list[Path]:
-    picture = studies.find(result.study).figure(result.rows, result.settings)
     paths = [folder / f"{result.study}.{kind}" for kind in FORMATS]
-    try:
-        for path in paths:
-            picture.savefig(path, dpi=160)
-    except OSError as problem:
-        refuse(f"cannot write to '{folder}': {problem.strerror or problem}")
+    with studies.look():
+        picture = studies.find(result.study).figure(result.rows, result.settings)
+        try:
+            for path in paths:
+                picture.savefig(path, dpi=160)
+        except OSError as problem:
+            refuse(f"cannot write to '{folder}': {problem.strerror or problem}")
     return paths
 
 

@@ -1,5 +1,6 @@
 """The claims of the theory as studies: one file per claim, from configuration to verdict."""
 
+from evolute.studies.figures import look
 from evolute.studies.registry import add, all_names, find
 from evolute.studies.result import Result
 from evolute.studies.run import run
@@ -17,5 +18,6 @@ __all__ = [
     "all_names",
     "configured",
     "find",
+    "look",
     "run",
 ]

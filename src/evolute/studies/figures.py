@@ -1,12 +1,14 @@
 """One look for the figures of all studies: palette, type, panels, lines with their uncertainty; from tables alone.
 
-Without pyplot, which would keep every figure. Nothing is smaller than 8 points, and every difference of colour has a
-second sign (a marker, a dash, a label): blue, orange and teal are apart for every kind of colour vision.
+`evolute study` draws inside of `look()`, without pyplot, which would keep every figure. Nothing is smaller than 8 points,
+and every difference of colour has a second sign (a marker, a dash, a label): blue, orange and teal are apart for every kind
+of colour vision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import MissingExtraError
@@ -63,14 +65,22 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def panels(columns: int, width: float, height: float, *, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of so many inches and its panels, row by row; options are those of `Figure.subplots`."""
+@contextmanager
+def look() -> Generator[None]:
+    """Inside, what matplotlib draws and saves looks like this: matplotlib reads its settings at every single step."""
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("figures need matplotlib: pip install 'evolute[report]'") from error
     with rc_context(STYLE):
+        yield
+
+
+def panels(columns: int, width: float, height: float, *, rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches and its panels, row by row; options are those of `Figure.subplots`."""
+    with look():
+        from matplotlib.figure import Figure
+
         made = Figure(figsize=(width, height), layout="constrained")
         return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
