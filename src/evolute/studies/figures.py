@@ -1,8 +1,8 @@
 """One look for the figures of all studies: palette, type, panels, lines with their uncertainty; from tables alone.
 
-`evolute study` draws inside of `look()`, without pyplot, which would keep every figure. Nothing is smaller than 8 points,
-and every difference of colour has a second sign (a marker, a dash, a label): blue, orange and teal are apart for every kind
-of colour vision.
+`evolute study` draws inside of `look()`, without pyplot, which would keep every figure. Nothing is smaller than 8
+points, and every difference of colour has a second sign (a marker, a dash, a label): blue, orange and teal are apart
+for every kind of colour vision.
 """
 
 from __future__ import annotations
