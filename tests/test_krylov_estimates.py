@@ -227,7 +227,10 @@ def test_block_norms() -> None:
     assert torch.equal(table.norms, table.norms.T)
     assert table.asymmetry < 5
     assert table.to_dict()["a"]["b"] == float(table.norms[0, 1])
-    assert "a" in str(table)
+    error = float(table.standard_errors[0, 1])
+    assert f"{float(table.norms[0, 1]):.3g} ± {error:.2g}" in str(table), "the error beside the value"
+    assert len({len(line) for line in str(table).splitlines()[:-1]}) == 1, "columns are straight"
+    assert "±" not in str(ev.block_norms(op, {"c": "c"})), "what is exact has none"
 
 
 def test_block_norms_of_a_closed_form_are_exact_and_cost_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -50,9 +51,22 @@ class BlockNorms(Result):
         return {name: dict(zip(self.names, row, strict=True)) for name, row in rows}
 
     def __str__(self) -> str:
-        left = max(map(len, self.names))
-        wide = max(8, left)
+        """Each norm with its standard error, where it has one."""
+        rows = zip(self.norms.tolist(), self.standard_errors.tolist(), strict=True)
+        cells = [[_cell(*pair) for pair in zip(*row, strict=True)] for row in rows]
+        left, wide = max(map(len, self.names)), max(8, *map(len, self.names), *(len(c) for row in cells for c in row))
         head = " " * left + "".join(f" {name:>{wide}}" for name in self.names)
-        rows = zip(self.names, self.norms.tolist(), strict=True)
-        lines = [f"{name:<{left}}" + "".join(f" {value:>{wide}.3g}" for value in row) for name, row in rows]
+        told = zip(self.names, cells, strict=True)
+        lines = [f"{name:<{left}}" + "".join(f" {cell:>{wide}}" for cell in row) for name, row in told]
         return "\n".join([head, *lines, f"[{self._footer()}]"])
+
+
+def _cell(norm: float, error: float) -> str:
+    """No error where it is exact, and no number where there was no sample.
+
+    >>> _cell(2.4495, 0.0), _cell(2.4495, 0.0321), _cell(float("nan"), float("inf"))
+    ('2.45', '2.45 ± 0.032', '–')
+    """
+    if math.isnan(norm):
+        return "–"
+    return f"{norm:.3g} ± {error:.2g}" if error else f"{norm:.3g}"
