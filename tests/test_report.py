@@ -21,14 +21,16 @@ import evolute as ev
 from evolute import zoo
 from evolute.errors import MissingExtraError, ReportError
 from evolute.report import Analysis, analyse, summary, write
+from evolute.report.adaptive import jackknife, without_each
 from evolute.report.advice import RULES, advice
-from evolute.report.analysis import Blocks, Density, Eigenvalues, Estimate, Matrix, Spectrum, Training
+from evolute.report.analysis import Adaptive, Blocks, Density, Eigenvalues, Estimate, Matrix, Spectrum, Training
 from evolute.report.derived import by_kind, by_layer, limit_of_training, limits, parting, per_parameter, spread, verdict
 from evolute.report.figures import FIGURES
 from evolute.report.figures.style import bytes_of, inline
 from evolute.report.low_rank import LowRank, inner
 from evolute.report.merging import merged
 from evolute.report.page import page
+from evolute.report.samples import batchwise
 from evolute.report.words import QUESTIONS
 
 TRAINED = {"optimizer": "adamw", "lr": 0.003, "batch": 2, "steps": 3, "losses": [2.5, 2.4, 2.3]}
@@ -146,6 +148,27 @@ def test_adam_limit_is_of_the_preconditioned_matrix(
     scale = (v.sqrt() + 1e-8).rsqrt()
     truth = torch.linalg.eigvalsh(scale[:, None] * dense["H"] * scale)[-1]
     assert found is not None and found.top == pytest.approx(float(truth), rel=1e-2)
+
+
+def _adam(objective: ev.Objective, batches: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """H and P of some batches, by the definition."""
+    some = ev.Objective(objective.model, batches, objective.loss)
+    each = torch.stack([ev.Objective(objective.model, [batch], objective.loss).gradient() for batch in batches])
+    return ev.to_dense(ev.Hessian(some)), (some.gradient().square() + each.var(0)).sqrt() + 1e-8
+
+
+def test_adam_limit_has_the_error_of_leaving_out_each_batch(analysis: Analysis, objective: ev.Objective) -> None:
+    batches, x = list(objective.batches.source), torch.randn(objective.space.size, dtype=torch.float64)
+    parts = [_adam(objective, batches[:i] + batches[i + 1 :]) for i in range(8)]
+    direct = torch.stack([(x @ H @ x) / (x.square() * P).sum() for H, P in parts])
+    found = without_each(objective, batchwise(objective, x / x.norm()), x, 2.0)
+    torch.testing.assert_close(found, direct)
+    tops = torch.stack([torch.linalg.eigvalsh(H / P.sqrt() / P.sqrt()[:, None])[-1] for H, P in parts])
+    assert analysis.adaptive is not None
+    assert analysis.adaptive.data == pytest.approx(jackknife(tops), rel=0.4), "to first order in x"
+    assert limits(analysis)[2].step.error / limits(analysis)[2].step.value == pytest.approx(
+        analysis.adaptive.data / analysis.adaptive.top
+    )
 
 
 def test_the_same_seed_gives_the_same_analysis_and_nothing_is_changed(
@@ -329,6 +352,10 @@ UNSURE: dict[str, Callable[[Analysis], dict[str, Any]]] = {
         "sharpness": dataclasses.replace(with_ends(a, 0.5), data=1.0),
         "training": Training("sgd", 1.5),
     },
+    "data, as Adam sees it": lambda a: {
+        "adaptive": Adaptive(100.0, 0.0, 20.0, 2.0, 8, True),
+        "training": Training("adamw", 0.6),
+    },
     "layers": lambda a: {"blocks": blocks_of(((3.5, 0.1), (0.1, 1.0)), functional=0.25, error=0.2)},
     "unknown condition": lambda a: {"spectrum": with_spectrum(a, condition=None)},
     "nothing": lambda a: {"sharpness": None, "spectrum": None, "blocks": None, "training": None},
@@ -379,7 +406,7 @@ def test_spread_is_of_typical_entries() -> None:
 def test_what_is_saved_comes_back(analysis: Analysis, tmp_path: Path) -> None:
     path = analysis.save(tmp_path / "new")
     assert Analysis.load(path) == Analysis.load(path.parent) == analysis
-    assert json.loads(path.read_text(encoding="utf-8"))["version"] == 1
+    assert json.loads(path.read_text(encoding="utf-8"))["version"] == 2
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
 
 

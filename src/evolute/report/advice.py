@@ -31,7 +31,7 @@ def step_too_large(analysis: Analysis) -> Advice | None:
     if limit is None or not lr or not limit.step.surely_below(lr):
         return None
     return Advice(
-        f"Lower the learning rate below {short(limit.step.value, 2)} to settle here",
+        f"Lower the learning rate below about {short(limit.step.value, 2)} to settle here",
         f"At its highest rate, {lr:g}, {limit.method.partition(',')[0]} cannot come to rest at this point: along the "
         "sharpest direction each step overshoots by more than it corrects. A schedule that ends lower lets it "
         "settle.",

@@ -85,10 +85,14 @@ class Eigenvalues:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """λ_max(P^-½ H P^-½), with P = √v + ε as Adam would have it: v the mean square of minibatch gradients."""
+    """λ_max(P^-½ H P^-½), with P = √v + ε as Adam would have it: v the mean square of minibatch gradients.
+
+    `data` is its standard error if other data had been drawn.
+    """
 
     top: float
     residual: float
+    data: float
     batch: float
     minibatches: int
     converged: bool

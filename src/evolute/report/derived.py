@@ -51,8 +51,9 @@ def limits(analysis: Analysis) -> tuple[Limit, ...]:
         found.append(Limit("Gradient descent", "2 / λ_max", ratio(Estimate(2.0), top)))
         found.append(Limit(f"Heavy ball, β = {beta:g}", "2 (1 + β) / λ_max", ratio(Estimate(2 * (1 + beta)), top)))
     if adaptive and adaptive.top > 0:
-        bound = (2 + 2 * BETA) / (1 - BETA)
-        found.append(Limit(f"Adam, β₁ = {BETA:g}", "(2 + 2β₁) / ((1 − β₁) λ_P)", Estimate(bound / adaptive.top)))
+        bound = Estimate((2 + 2 * BETA) / (1 - BETA))
+        step = ratio(bound, Estimate(adaptive.top, adaptive.data))
+        found.append(Limit(f"Adam, β₁ = {BETA:g}", "(2 + 2β₁) / ((1 − β₁) λ_P)", step))
     return tuple(found)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from evolute.engine.objective import Objective
 from evolute.engine.operators import GaussNewton, Hessian
 from evolute.errors import ReportError
-from evolute.linop.convert import from_matvec
 from evolute.report import solvers
+from evolute.report.adaptive import FEWEST, adaptive
 from evolute.report.analysis import Adaptive, Analysis, Blocks, Provenance
 from evolute.report.clock import Clock, Stage, bar, timed
 from evolute.report.naming import coarser, in_order, prefix_of
@@ -23,9 +23,6 @@ from evolute.report.probing import Known, probe
 from evolute.report.samples import Batchwise, batchwise
 from evolute.report.schedule import FULL, MOST_GROUPS, Schedule, schedule
 from evolute.report.subject import checked, subject_of, training_of
-
-EPSILON = 1e-8  # of Adam
-FEWEST_MINIBATCHES = 8  # for a mean square of gradients that is worth dividing by
 
 
 def analyse(
@@ -103,11 +100,11 @@ class _Work:
         found = self._measure("the whole spectrum, and its lower end", "spectrum", lambda s: self._spectrum(s, plan))
         blocks = self._measure("the norms of all blocks", "blocks", lambda s: self._blocks(s, plan.probes, top, outer))
         layers = self._measure("the layers by themselves", "layers", self._layers) if plan.layers else None
-        adaptive = None
-        if plan.adaptive and batches and len(batches.terms) >= FEWEST_MINIBATCHES:
-            adaptive = self._measure("curvature as Adam sees it", "adaptive", lambda s: self._adaptive(s, batches))
+        seen = None
+        if plan.adaptive and batches and len(batches.terms) >= FEWEST:
+            seen = self._measure("curvature as Adam sees it", "adaptive", lambda s: self._adaptive(s, batches))
         spectrum, smallest = (found.spectrum, found.smallest) if found else (None, None)
-        return Parts(top, outer, batches, blocks, spectrum, smallest, layers or (), adaptive)
+        return Parts(top, outer, batches, blocks, spectrum, smallest, layers or (), seen)
 
     def _measure(self, what: str, key: str | None, run: Callable[[Stage], Any]) -> Any:
         return self.clock.measure(what, self.products[key] if key else 0, run)
@@ -143,13 +140,8 @@ class _Work:
         return tuple((layer, solvers.top(block, self.generator)[0]) for layer, block in blocks.items())
 
     def _adaptive(self, stage: Stage, batches: Batchwise) -> Adaptive:
-        """V = ḡ² + Var/b: the mean square of the gradient of b samples."""
         batch = (self.training.batch if self.training else None) or batches.samples
-        square = batches.gradient.square() + batches.variance * (batches.samples / batch)
-        scale = (square.sqrt() + EPSILON).rsqrt()
-        seen = from_matvec(lambda v: scale * (self.H @ (scale * v)), space=self.H.space)
-        top, residual, converged = solvers.top(stage.watched(seen), self.generator)
-        return Adaptive(top, residual, float(batch), len(batches.terms), converged)
+        return adaptive(self.H, self.objective, batches, batch, self.generator, stage)
 
     # ---------------------------------------------------------------- together
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,10 @@ class Batchwise:
         n = len(self.terms)
         return (self.square - self.mean.square()).clamp_min(0) * n / max(n - 1, 1)
 
+    def mean_square(self, batch: float) -> Tensor:
+        """ḡ² + Var/b: of the gradient of a batch of so many samples, per coordinate."""
+        return self.gradient.square() + self.variance * (self.samples / batch)
+
     @property
     def gradient_error(self) -> float | None:
         """How far the gradient of other data would be from this one."""
@@ -49,20 +54,36 @@ class Batchwise:
         return math.sqrt(n / (n - 1) * scatter) / total
 
 
-def batchwise(objective: Objective, direction: Tensor) -> Batchwise:
-    """One pass over the data; `direction` has length 1."""
-    gradient, mean, square = (torch.zeros_like(direction) for _ in range(3))
-    curvature, terms, samples = [], [], []
+@dataclass(frozen=True, eq=False)
+class Derivatives:
+    """Of one batch: ∇ of the sum of its losses, vᵀ∇²v of that sum, how many terms and samples."""
+
+    gradient: Tensor
+    curvature: float
+    terms: float
+    samples: int
+
+
+def derivatives(objective: Objective, direction: Tensor) -> Iterator[Derivatives]:
+    """Of every batch that has terms, one after the other."""
     with objective.running():
         for each in objective.evaluate():
             if each.terms:
                 g, along = _derivatives(objective, each, direction)
-                gradient += g
-                mean += g / each.terms
-                square += (g / each.terms).square()
-                curvature.append(along / each.terms)
-                terms.append(each.terms)
-                samples.append(_samples(each.batch))
+                yield Derivatives(g, along, each.terms, _samples(each.batch))
+
+
+def batchwise(objective: Objective, direction: Tensor) -> Batchwise:
+    """One pass over the data; `direction` has length 1."""
+    gradient, mean, square = (torch.zeros_like(direction) for _ in range(3))
+    curvature, terms, samples = list[float](), list[float](), list[int]()
+    for each in derivatives(objective, direction):
+        gradient += each.gradient
+        mean += each.gradient / each.terms
+        square += (each.gradient / each.terms).square()
+        curvature.append(each.curvature / each.terms)
+        terms.append(each.terms)
+        samples.append(each.samples)
     n, total = len(terms), objective.normaliser(sum(terms))
     return Batchwise(gradient / total, mean / n, square / n, tuple(curvature), tuple(terms), sum(samples) / n)
 

@@ -1,4 +1,4 @@
-"""An analysis as JSON: {"format": "evolute report", "version": 1, "analysis": {…}}, the fields as in `analysis.py`.
+"""An analysis as JSON: {"format": "evolute report", "version": 2, "analysis": {…}}, the fields as in `analysis.py`.
 
 Dataclasses are objects, tuples are arrays, what was not measured is null. Numbers come back bit by bit.
 """
@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from evolute.errors import ReportError
 from evolute.report.analysis import Analysis
 
-FORMAT, VERSION, FILE = "evolute report", 1, "report.json"
+FORMAT, VERSION, FILE = "evolute report", 2, "report.json"
 
 
 def to_text(analysis: Analysis) -> str:

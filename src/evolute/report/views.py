@@ -73,7 +73,7 @@ def _tiles(run: Analysis) -> tuple[Fact, ...]:
     steps = limits(run)
     if steps:
         step = limit_of_training(run) or steps[0]
-        tiles.append(Fact("Largest stable step", short(step.step.value), step.method))
+        tiles.append(Fact("Largest stable step", str(step.step), step.method))
     if run.spectrum:
         tiles.append(Fact("Negative curvature", percent(run.spectrum.negative.value), "share of the sum of |λ|"))
     elif run.blocks:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from evolute.report import facts
-from evolute.report.analysis import Analysis
+from evolute.report.analysis import Analysis, Estimate
 from evolute.report.derived import (
     by_kind,
     by_layer,
@@ -224,7 +224,14 @@ def lead(run: Analysis) -> str:
     state = found.get(kind, "has hardly a direction that curves downwards")
     text = f"At a loss of {short(run.point.loss)}, this model {state}."
     if used and run.training and run.training.lr:
-        side = "above" if run.training.lr > used.step.value else "below"
-        text += f" It was trained with steps of up to {run.training.lr:g}, {side} the {short(used.step.value)} that is "
-        text += "stable here."
+        text += f" It was trained with steps of up to {run.training.lr:g}, {_beside(run.training.lr, used.step)}."
     return text
+
+
+def _beside(lr: float, limit: Estimate) -> str:
+    """Above or below the largest stable step, if that is known well enough."""
+    if limit.surely_below(lr):
+        return f"above the {short(limit.value)} that is stable here"
+    if limit.surely_above(lr):
+        return f"below the {short(limit.value)} that is stable here"
+    return f"which is not to be told apart from the {limit} that is stable here"
