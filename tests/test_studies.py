@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from matplotlib.figure import Figure
 from evolute import studies
 from evolute.errors import StudyError
 from evolute.studies import Cell, Config, Row, Study, Verdict
-from evolute.studies.executors import processes
 from evolute.studies.fits import exponent, slope
 from evolute.studies.growth import Growth
 from evolute.studies.settings import plain, restored
@@ -147,40 +145,3 @@ def test_an_exponent_has_students_interval() -> None:
     fit = exponent([1, 2], [[1, 2], [1, 4], [1, 8]])  # slopes 1, 2, 3
     assert fit.value == pytest.approx(2)
     assert fit.high - fit.value == pytest.approx(4.302652729696142 / 3**0.5)
-
-
-def small(**changed: Any) -> Growth:
-    sizes = {"depths": (1,), "sigmas": (0.01, 0.03, 0.1), "width": 16, "sequences": 4, "repeats": 2}
-    return Growth(**{**sizes, **changed})
-
-
-def test_growth_finds_the_exponents_of_the_theory() -> None:
-    """A wrong moment, a lost softmax or a mean in place of a sum would change an integer here."""
-    result = studies.run("growth", small(), workers=0)
-    assert result.verdict.answer == "holds" and not result.failed
-    told = {(r["model"], r["part"], r["block"]): r["exponent"] for r in result.rows if r["range"] == "small"}
-    softmax = {"Q": (6, 5), "K": (6, 5), "Q,K": (6, 3), "Q,V": (4, 3), "K,V": (4, 3)}
-    for block, (outer, functional) in softmax.items():
-        assert told["softmax", "H_o", block] == pytest.approx(outer, abs=0.05)
-        assert told["softmax", "H_f", block] == pytest.approx(functional, abs=0.05)
-    assert ("softmax", "H_f", "V") not in told  # it is zero
-    assert told["linear", "H_o", "Q"] == pytest.approx(6, abs=1e-6)
-    assert told["mlp", "H_o", "W"] == pytest.approx(2, abs=1e-6)
-
-
-def test_growth_is_the_same_in_other_processes(tmp_path: Path) -> None:
-    config = small(models=("mlp",), sigmas=(0.01, 0.1))
-    with processes(1) as pool:
-        there = studies.run("growth", config, executor=pool, out=tmp_path)
-    here = studies.run("growth", config, workers=0)
-    assert [(r["block"], round(r["exponent"], 9)) for r in there.rows] == [
-        (r["block"], round(r["exponent"], 9)) for r in here.rows
-    ]
-
-
-def test_the_figure_of_growth_comes_from_the_saved_result(tmp_path: Path) -> None:
-    result = studies.run("growth", small(models=("softmax", "mlp")), workers=0)
-    again = studies.Result.load(result.save(tmp_path))
-    picture = studies.find("growth").figure(again.rows, again.settings)
-    assert [axes.get_title() for axes in picture.axes] == ["softmax", "mlp"]
-    json.dumps(list(again.rows), allow_nan=False)

@@ -86,13 +86,14 @@ def test_probed_norms_are_those_of_the_dense_blocks_within_their_errors(
 ) -> None:
     """400 probes: 4 standard errors are some percent; a block taken for its neighbour is off by far more."""
     objective, names = ev.Objective(model, [batch], ev.Loss(*zoo.cross_entropy)), layers(model)[0]
-    found = probed_norms(objective, {x: names[x] for x in LETTERS}, probes=400, seed=1)
+    parts = ev.GaussNewton(objective), ev.FunctionalHessian(objective)
+    found = probed_norms(*parts, {x: names[x] for x in LETTERS}, probes=400, seed=1)
     for block, part in found:
         a, *b = block.split(",")
         norm, expected = found[block, part], truth(dense, model, part, names[a], names[b[0] if b else a])
         assert abs(norm.value - expected) <= 4 * norm.error + 1e-14
         assert norm.error <= 0.1 * expected + 1e-14
-    one = probed_norms(objective, {"Q": names["Q"]}, probes=1, seed=1)
+    one = probed_norms(*parts, {"Q": names["Q"]}, probes=1, seed=1)
     assert math.isinf(one["Q", "H"].error)
 
 

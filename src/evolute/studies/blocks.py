@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from evolute.calculus.closed_form import ClosedForm
 from evolute.engine.groups import groups
-from evolute.engine.objective import Objective
-from evolute.engine.operators import FunctionalHessian, GaussNewton
 from evolute.errors import StudyError
 from evolute.krylov.block_columns import block_norms
 from evolute.linop.operator import LinearOperator
@@ -77,12 +75,13 @@ def pair(a: str, b: str) -> str:
     return a if a == b else f"{a},{b}"
 
 
-def probed_norms(objective: Objective, letters: Mapping[str, str], probes: int, seed: int) -> Norms:
+def probed_norms(
+    outer: LinearOperator, functional: LinearOperator, letters: Mapping[str, str], probes: int, seed: int
+) -> Norms:
     """‖H_ab‖²_F = E ‖H_ab v‖², for normal vectors v on one group at a time; both triangles are used.
 
-    Letters are names of groups, or of anything that an operator's `block` takes.
+    `outer` and `functional` are H_o and H_f, of which H is the sum; letters are names of their groups.
     """
-    outer, functional = GaussNewton(objective), FunctionalHessian(objective)
     generator = torch.Generator().manual_seed(seed)
     names = list(letters.values())
     samples = dict[tuple[str, str, str], Tensor]()
