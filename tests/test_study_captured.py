@@ -7,16 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import evolute as ev
-from evolute.studies.captured import Captured, captured, linear_groups, tokens
+from evolute.studies.captured import Captured, by_rows, captured, linear_groups, sample_gradients
 from evolute.studies.output_factor import cross_entropy_columns, label_column, sampled_columns, square_columns
 from evolute.studies.subjects import Subject, at
 
 
 def gradients(batch: Captured, group: str, linear: nn.Linear, column: Tensor) -> Tensor:
-    """Of each sample, in the order of the group: weight, then bias."""
-    g, x = batch.pull_to_outputs(column)[group], tokens(batch.inputs[group])
-    weight = torch.einsum("nso,nsi->noi", g, x).flatten(1)
-    return weight if linear.bias is None else torch.cat([weight, g.sum(1)], 1)
+    """Of each sample, in the order of the operators: weight, then bias."""
+    rows = sample_gradients(batch, {group: linear}, column)[group].flatten(1)
+    return rows[:, by_rows(linear).argsort()]
 
 
 @pytest.mark.parametrize("name", ["gpt_addition", "vit_digits", "mlp_digits"])

@@ -88,3 +88,35 @@ def linear_groups(model: nn.Module) -> dict[str, nn.Linear]:
         if whole and [part.label for part in parts] == whole:
             found[group] = modules[owner]
     return found
+
+
+# ---- the group of a linear map, row by row: entry (o, i) of W at o·p + i, and b_o last in its row
+
+
+def with_one(x: Tensor, linear: nn.Linear) -> Tensor:
+    """(B, S, inputs), and a 1 for the bias, if there is one."""
+    x = tokens(x)
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1) if _biased(linear) else x
+
+
+def by_rows(linear: nn.Linear) -> Tensor:
+    """Where the entries of the group (all of W, then b) go: `block[order][:, order]` is row by row.
+
+    >>> by_rows(nn.Linear(2, 3)).tolist()
+    [0, 1, 6, 2, 3, 7, 4, 5, 8]
+    """
+    rows, inputs = linear.weight.shape
+    order = torch.arange(rows * inputs).view(rows, inputs)
+    if not _biased(linear):
+        return order.flatten()
+    return torch.cat([order, rows * inputs + torch.arange(rows)[:, None]], 1).flatten()
+
+
+def sample_gradients(batch: Captured, linears: Mapping[str, nn.Linear], cotangent: Tensor) -> dict[str, Tensor]:
+    """Jᵀ s of each sample in the weights, (B, o, p): Σ_s g_s (x_s, 1)ᵀ."""
+    pulled = batch.pull_to_outputs(cotangent)
+    return {name: pulled[name].mT @ with_one(batch.inputs[name], linears[name]) for name in linears}
+
+
+def _biased(linear: nn.Linear) -> bool:
+    return "bias" in dict(linear.named_parameters())
