@@ -8,12 +8,12 @@ norm before attention takes the growth away. The exponents are those of `growth_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies.fits import exponent
+from evolute.studies.growth_fits import RANGES, against_theory, check_repeats, check_sizes, fitted, series_of, split
 from evolute.studies.growth_models import MODELS, block_norms_by_layer
 from evolute.studies.growth_rates import theory
 from evolute.studies.means import Mean
@@ -22,10 +22,7 @@ from evolute.studies.study import Cell, Config, Row, Study, Verdict
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RANGES = {"small": (0.0, 0.1), "mid": (0.1, 1.0), "large": (1.0, float("inf"))}  # of σ, both ends in
 DEEPEST = {"linear": 3}  # beyond, σ^(2·3^D) leaves float64
-NEAR = 0.3  # how far an exponent may be from the theory, beside its own uncertainty
-WIDE = 0.5  # half an interval that says nothing
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,7 @@ class Growth(Config):
         for name in ("width", "sequences", "probes"):
             if getattr(self, name) < 1:
                 raise StudyError(f"{name}: expected at least 1, got {getattr(self, name)}.")
-        if self.repeats < 2:
-            raise StudyError(f"repeats: expected at least 2, for an interval, got {self.repeats}.")
+        check_repeats(self.repeats)
         if not self.depths or min(self.depths) < 1:
             raise StudyError(f"depths: expected numbers of layers, at least 1, got {self.depths}.")
         if self.models == ("linear",) and min(self.depths) > DEEPEST["linear"]:
@@ -56,17 +52,7 @@ class Growth(Config):
                 f"depths: attention without softmax takes up to {DEEPEST['linear']}, beyond which σ^(2·3^D) leaves "
                 f"float64; got {self.depths}."
             )
-        if not any(len(sizes(self.sigmas, name)) > 1 for name in RANGES) or min(self.sigmas) < 1e-3:
-            raise StudyError(
-                "sigmas: expected sizes of 0.001 or more, two of them in one of the ranges up to 0.1, from 0.1 to 1, "
-                f"and from 1; got {self.sigmas}."
-            )
-
-
-def sizes(sigmas: Iterable[float], name: str) -> list[float]:
-    """Those of a range, in order."""
-    low, high = RANGES[name]
-    return sorted({sigma for sigma in sigmas if low <= sigma <= high})
+        check_sizes("sigmas", self.sigmas)
 
 
 class GrowthStudy(Study[Growth]):
@@ -98,7 +84,7 @@ class GrowthStudy(Study[Growth]):
     def table(self, config: Growth, rows: Sequence[Row]) -> list[Row]:
         return [
             _row(key, name, fit)
-            for key, series in _series(rows).items()
+            for key, series in series_of(rows, KEYS, "sigma").items()
             for name in RANGES
             if (fit := fitted(name, series)) is not None
         ]
@@ -114,86 +100,27 @@ class GrowthStudy(Study[Growth]):
 
 # ---- what is made of the norms
 
-Key = tuple[str, int, int, str, str]
-Series = dict[int, dict[float, float]]  # repeat → σ → norm
+KEYS = ("model", "depth", "layer", "block", "part")
 
 
-def _series(rows: Iterable[Row]) -> dict[Key, Series]:
-    """(model, depth, layer, block, part) → its series."""
-    out = dict[Key, Series]()
-    for row in rows:
-        key = (row["model"], row["depth"], row["layer"], row["block"], row["part"])
-        out.setdefault(key, {}).setdefault(row["seed"], {})[row["sigma"]] = row["norm"]
-    return out
-
-
-def fitted(name: str, series: Series) -> Mean | None:
-    """The exponent in a range; None without two sizes in it, or without two repeats that are whole and not zero.
-
-    >>> fitted("small", {0: {0.01: 1.0, 0.1: 100.0}, 1: {0.01: 2.0, 0.1: 200.0}, 2: {0.01: 5.0}})
-    Mean(value=2.0, low=2.0, high=2.0)
-    """
-    sigmas = sizes({sigma for norms in series.values() for sigma in norms}, name)
-    whole = [[norms[sigma] for sigma in sigmas] for norms in series.values() if norms.keys() >= set(sigmas)]
-    alive = [norms for norms in whole if min(norms, default=0.0) > 0]
-    return exponent(sigmas, alive) if len(sigmas) > 1 and len(alive) > 1 else None
-
-
-def _row(key: Key, name: str, fit: Mean) -> Row:
+def _row(key: tuple[Any, ...], name: str, fit: Mean) -> Row:
     model, depth, layer, block, part = key
     return {
-        "model": model,
-        "depth": depth,
-        "layer": layer,
-        "block": block,
-        "part": part,
+        **dict(zip(KEYS, key, strict=True)),
         "range": name,
         "exponent": fit.value,
         "ci_low": fit.low,
         "ci_high": fit.high,
-        "theory": theory(*key, name),
+        "theory": theory(model, depth, layer, block, part, name),
     }
-
-
-# ---- what it says
-
-
-def agrees(row: Row) -> bool | None:
-    """Whether the theory is within NEAR of the interval; None if the interval is too wide to say."""
-    if not row["ci_low"] - NEAR <= row["theory"] <= row["ci_high"] + NEAR:
-        return False
-    return True if (row["ci_high"] - row["ci_low"]) / 2 <= WIDE else None
 
 
 def judged(table: Sequence[Row]) -> Verdict:
     """How many exponents are those of theory, how far the others are, and how much blocks of one layer differ."""
-    told = [row for row in table if row["theory"] is not None]
-    answers = [agrees(row) for row in told]
-    right, wrong = answers.count(True), answers.count(False)
-    if not right and not wrong:
-        return Verdict("undecided", "no exponent for which theory has a number was measured well enough.")
-    answer = "holds" if not wrong else "holds in part" if wrong < right else "does not hold here"
-    parts = [_share(right, len(told), answers.count(None)), _distances(told), _spreads(table)]
-    return Verdict(answer, "; ".join(part for part in parts if part) + ".")
-
-
-def _share(right: int, told: int, unclear: int) -> str:
-    rest = f", {unclear} have intervals wider than ±{WIDE}" if unclear else ""
-    return f"{right} of {told} exponents agree with theory (within {NEAR} and their intervals){rest}"
-
-
-def _distances(told: Sequence[Row]) -> str:
-    """The farthest of each model."""
-    return "farthest from it: " + ", ".join(
-        f"{model} {max(abs(row['exponent'] - row['theory']) for row in rows):.2f}" for model, rows in _by_model(told)
-    )
-
-
-def _spreads(table: Sequence[Row]) -> str:
-    """How much the exponents of H_o at small σ differ between the blocks of a layer, on average over layers."""
     rows = [row for row in table if row["part"] == "H_o" and row["range"] == "small" and row["model"] != "mlp"]
-    said = [f"{model} {spread(each):.2f}" for model, each in _by_model(rows)]
-    return f"between the blocks of a layer, exponents of H_o at small σ differ by: {', '.join(said)}" if said else ""
+    said = [f"{model} {spread(each):.2f}" for model, each in split(rows, "model")]
+    more = f"between the blocks of a layer, exponents of H_o at small σ differ by: {', '.join(said)}" if said else ""
+    return against_theory(table, "model", more)
 
 
 def spread(rows: Sequence[Row]) -> float:
@@ -202,12 +129,6 @@ def spread(rows: Sequence[Row]) -> float:
     for row in rows:
         layers.setdefault((row["depth"], row["layer"]), []).append(row["exponent"])
     return sum(max(each) - min(each) for each in layers.values()) / len(layers)
-
-
-def _by_model(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    return [
-        (model, [row for row in rows if row["model"] == model]) for model in dict.fromkeys(r["model"] for r in rows)
-    ]
 
 
 STUDY = GrowthStudy()
