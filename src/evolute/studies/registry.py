@@ -9,7 +9,10 @@ from typing import Any
 from evolute.errors import StudyError
 from evolute.studies.study import Study
 
-NAMES: tuple[str, ...] = ("growth",)
+NAMES: tuple[str, ...] = (
+    "growth",
+    "growth_weights",
+)
 _added = dict[str, Study[Any]]()
 
 
