@@ -12,6 +12,8 @@ from evolute.studies.study import Study
 NAMES: tuple[str, ...] = (
     "growth",
     "growth_weights",
+    "dominance",
+    "gauss_newton",
 )
 _added = dict[str, Study[Any]]()
 
