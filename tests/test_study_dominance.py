@@ -127,6 +127,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_without_a_rival_in_the_model_nothing_is_decided() -> None:
+    rows = [cell_row(seed=seed, group=group) for seed in (0, 1) for group in ("V", "K")]
+    config = Dominance(rivals=("Wg",))
+    verdict = STUDY.verdict(config, STUDY.table(config, rows))
+    assert verdict.answer == "undecided" and "no model with two seeds has any of Wg" in verdict.sentence
+
+
 def test_a_run_gives_every_group_by_every_norm_and_a_figure(folder: Path) -> None:
     result = studies.Result.load(folder)
     assert not result.failed and len(result.rows) == 2 * 4 * 12  # steps, norms, groups: 8 in the layer and 4 outside

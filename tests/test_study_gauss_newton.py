@@ -105,6 +105,7 @@ def row(model: str = "mlp_digits", step: int = 0, ratio: tuple[float, float] = (
         ([row(ratio=(0.5, 0.6)), row(ratio=(1.2, 1.3), step=9)], "does not hold here"),
         ([row(captured=0.5)], "does not hold here"),
         ([row(ratio=(0.5, 1.5))], "undecided"),
+        ([], "undecided"),
     ],
 )
 def test_the_verdict_asks_for_eigenvalue_and_directions(table: list[Row], answer: str) -> None:

@@ -29,7 +29,7 @@ from evolute.studies.blocks import CLOSED, LETTERS, Norm, layers
 from evolute.studies.last_block import last_block
 from evolute.studies.means import geometric_mean, mean
 from evolute.studies.over_training import OverTraining, told
-from evolute.studies.study import Cell, Row, Study, Verdict
+from evolute.studies.study import Answer, Cell, Row, Study, Verdict
 from evolute.studies.subjects import Moment
 from evolute.zoo import GPT
 
@@ -55,7 +55,9 @@ class DominanceStudy(Study[Dominance]):
     """One cell per model, repeat and point of its training."""
 
     name = "dominance"
-    claim = "Values and Keys carry most of the curvature of a Transformer, before training and after it."
+    claim = (
+        "Value and Key carry more of the curvature than a Transformer's other weights, before training and after it."
+    )
     config = Dominance
 
     def cells(self, config: Dominance) -> Sequence[Cell]:
@@ -77,18 +79,13 @@ class DominanceStudy(Study[Dominance]):
 
     def verdict(self, config: Dominance, table: Sequence[Row]) -> Verdict:
         cases = _cases(table)
-        both = [case for case in cases if all(_leads(row) for row in case.values())]
-        behind = [case for case in cases if any(_trails(row) for row in case.values())]
-        answer = (
-            "holds"
-            if len(both) == len(cases)
-            else "holds in part"
-            if both
-            else "does not hold here"
-            if len(behind) > len(cases) / 2
-            else "undecided"
-        )
-        return Verdict(answer, _sentence(config, table, cases, len(both), len(behind)))
+        if not cases:
+            return Verdict(
+                "undecided", f"no model with two seeds has any of {', '.join(config.rivals)} to compare with."
+            )
+        both = sum(all(_leads(row) for row in case.values()) for case in cases)
+        behind = sum(any(_trails(row) for row in case.values()) for case in cases)
+        return Verdict(_answer(len(cases), both, behind), _sentence(config, table, cases, both, behind))
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
         from evolute.studies.dominance_figure import draw
@@ -97,7 +94,7 @@ class DominanceStudy(Study[Dominance]):
 
 
 def _check(config: Dominance) -> None:
-    known = tuple(letter for letter in LETTERS.values() if letter not in CLAIMED)
+    known = [letter for letter in LETTERS.values() if letter not in CLAIMED]
     wrong = [each for each in config.rivals if each not in known]
     if wrong or not config.rivals:
         raise StudyError(f"rivals: expected some of {', '.join(known)}, got {', '.join(wrong) or 'none'}.")
@@ -117,7 +114,7 @@ def measured(moment: Moment, probes: int, seed: int) -> list[Row]:
     weights = H.space.flatten({name: each.detach() for name, each in moment.objective.parameters.items()})
     closed, rows = _closed(moment), list[Row]()
     for layer, letter, name in _groups(moment):
-        block = closed.get((layer, letter)) or H.restrict(name)
+        block = closed[layer, letter] if (layer, letter) in closed else H.restrict(name)
         top, norm = _norms(block, probes, generator)
         rows.append(
             {
@@ -220,7 +217,7 @@ def _cases(table: Iterable[Row]) -> list[Case]:
     """One for each model, step and norm."""
     found = dict[tuple[str, int, str], Case]()
     for row in table:
-        if row["group"] in CLAIMED:
+        if row["group"] in CLAIMED and "lead" in row:
             found.setdefault((row["model"], row["step"], row["norm"]), {})[row["group"]] = row
     return list(found.values())
 
@@ -231,6 +228,14 @@ def _leads(row: Row) -> bool:
 
 def _trails(row: Row) -> bool:
     return bool(row["lead_high"] < 1)
+
+
+def _answer(cases: int, both: int, behind: int) -> Answer:
+    if both == cases:
+        return "holds"
+    if both:
+        return "holds in part"
+    return "does not hold here" if behind > cases / 2 else "undecided"
 
 
 def _sentence(config: Dominance, table: Sequence[Row], cases: Sequence[Case], both: int, behind: int) -> str:

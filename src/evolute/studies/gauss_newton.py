@@ -63,6 +63,8 @@ class GaussNewtonStudy(Study[GaussNewtonSettings]):
         return [{"model": model, "step": step, **_summary(here)} for (model, step), here in places]
 
     def verdict(self, config: GaussNewtonSettings, table: Sequence[Row]) -> Verdict:
+        if not table:
+            return Verdict("undecided", "no model was measured with two seeds.")
         good, bad = [row for row in table if _agrees(row)], [row for row in table if _differs(row)]
         if len(good) == len(table):
             answer = "holds"
