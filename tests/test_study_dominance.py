@@ -98,7 +98,7 @@ def table(value: tuple[float, float], key: tuple[float, float], also: tuple[floa
     leads = [("V", 0, value), ("K", 0, key)] + ([("V", 9, also), ("K", 9, also)] if also else [])
     known = {"model": "vit_digits", "norm": "frobenius", "share": 0.2}
     return [
-        {**known, "step": step, "group": group, "lead_low": low, "lead_high": high}
+        {**known, "step": step, "group": group, "lead": 1, "lead_low": low, "lead_high": high}
         for group, step, (low, high) in leads
     ]
 

@@ -180,29 +180,29 @@ def _size(rows: Sequence[Row], norm: str) -> float:
 
 
 def _compared(rows: Sequence[Row], norm: str, config: Dominance) -> Iterator[Row]:
-    """Each group: its size, its share of the sum over groups, and its lead over the largest of its rivals."""
-    letters, seeds = list(dict.fromkeys(row["group"] for row in rows)), dict.fromkeys(row["seed"] for row in rows)
-    sizes = [
-        {
-            letter: _size([row for row in rows if (row["seed"], row["group"]) == (seed, letter)], norm)
-            for letter in letters
-        }
-        for seed in seeds
-    ]
-    for letter in letters:
-        mirror = MIRRORED.get(letter)
-        against = [rival for rival in config.rivals if rival in letters and rival != letter]
-        share = mean([size[letter] / sum(size.values()) for size in sizes])
+    """Each group: its size, its share of the sum over groups, its lead over the largest of its rivals, its mirror."""
+    sizes = _sizes(rows, norm)
+    for letter in sizes[0]:
+        rivals = [rival for rival in config.rivals if rival in sizes[0] and rival != letter]
+        mirror = [other for other in (MIRRORED.get(letter),) if other in sizes[0]]
         yield {
             "group": letter,
             **told("value", geometric_mean([size[letter] for size in sizes])),
-            **told("share", share),
-            **(told("lead", geometric_mean(_over(letter, against, sizes))) if against else {}),
-            **(told("mirror", geometric_mean([size[letter] / size[mirror] for size in sizes])) if mirror else {}),
+            **told("share", mean([size[letter] / sum(size.values()) for size in sizes])),
+            **(told("lead", geometric_mean(_over(letter, rivals, sizes))) if rivals else {}),
+            **(told("mirror", geometric_mean(_over(letter, mirror, sizes))) if mirror else {}),
             "repeats": len(sizes),
             "loss": mean([row["loss"] for row in rows]).value,
             "accuracy": mean([row["accuracy"] for row in rows]).value,
         }
+
+
+def _sizes(rows: Sequence[Row], norm: str) -> list[dict[str, float]]:
+    """For each seed, group → its size."""
+    seeds = dict[int, dict[str, list[Row]]]()
+    for row in rows:
+        seeds.setdefault(row["seed"], {}).setdefault(row["group"], []).append(row)
+    return [{group: _size(each, norm) for group, each in found.items()} for found in seeds.values()]
 
 
 def _over(letter: str, rivals: Sequence[str], sizes: Sequence[Mapping[str, float]]) -> list[float]:
