@@ -26,7 +26,8 @@ def draw(table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
         _over_loss(axes[2], rows, series)
     _dress(axes, steps, settings["k"])
     note = (
-        f"Bands: 95 % over {settings['repeats']} seeds. Right: every seed and step; lines join the means of the steps."
+        f"Bands: 95 % over {settings['repeats']} seeds. Middle: the curvature of H along the first eigenvectors of H_o, "
+        "over the most there is. Right: every seed and step, and their means."
     )
     heading(made, "What the Gauss–Newton matrix knows of the top of the Hessian", note)
     return made
@@ -46,14 +47,19 @@ def _over_loss(axes: Axes, rows: Sequence[Row], series: int) -> None:
 
 
 def _dress(axes: Sequence[Axes], steps: Sequence[int], k: int) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     for panel in axes[:2]:
         panel.axhline(1, color=PALETTE["ink"], lw=0.8)
         panel.set_xticks(range(len(steps)), [str(step) for step in steps])
         panel.set_xlabel("training step")
         panel.grid(axis="y", alpha=0.6)
     axes[0].set_title(r"Top eigenvalue: $\lambda_1(H_\mathrm{o})/\lambda_1(H)$")
-    axes[1].set_title(rf"Curvature of $H$ along {k} eigenvectors of $H_\mathrm{{o}}$" + "\n, of the most there is")
+    axes[1].set_title(rf"Curvature captured by {k} directions of $H_\mathrm{{o}}$")
     axes[2].set_title(r"Functional part: $\|H_\mathrm{f}\|/\|H\|$")
     axes[2].set(xscale="log", yscale="log", xlabel="loss on the sample")
+    axes[2].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[2].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes[2].yaxis.set_minor_formatter(NullFormatter())
     axes[2].grid(alpha=0.6)
     axes[0].legend(loc="lower right")
