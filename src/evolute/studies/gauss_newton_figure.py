@@ -26,8 +26,8 @@ def draw(table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
         _over_loss(axes[2], rows, series)
     _dress(axes, steps, settings["k"])
     note = (
-        f"Bands: 95 % over {settings['repeats']} seeds. Middle: the curvature of H along the first eigenvectors of H_o, "
-        "over the most there is. Right: every seed and step, and their means."
+        f"Bands: 95 % over {settings['repeats']} seeds. Middle: the curvature of H along the first eigenvectors of "
+        "H_o, over the most there is. Right: every seed and step, and their means."
     )
     heading(made, "What the Gauss–Newton matrix knows of the top of the Hessian", note)
     return made
