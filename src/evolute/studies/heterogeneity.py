@@ -1,0 +1,209 @@
+"""How unlike the blocks of the Hessian are: the typical entry of V with V beside that of Q with Q, in powers of ten.
+
+Theory: with tokens of size σ, the entries of H_o go as σ⁶ for Q with Q and σ² for V with V in softmax attention, those
+of H_f as σ⁵ and not at all; so their ratio goes as σ⁻³ or faster, and small tokens make it large. Without softmax both
+go as σ⁶: the ratio does not depend on σ. A norm before attention makes all tokens of size 1, whatever σ is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from evolute.errors import StudyError
+from evolute.studies.heterogeneity_measure import measured
+from evolute.studies.means import mean
+from evolute.studies.study import Cell, Config, Row, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ATTENTIONS, NORMS = ("softmax", "linear"), ("none", "pre")
+STATISTICS = ("median", "rms")
+KEYS = ("attention", "norm", "point")
+MUCH = 1.0  # powers of ten: from here on two blocks are unlike
+
+
+@dataclass(frozen=True)
+class Heterogeneity(Config):
+    """One GPT per kind of attention and norm, before training and after so many steps, on a sample of its data."""
+
+    width: int = 16
+    layers: int = 1
+    digits: int = 2
+    samples: int = 32
+    steps: int = 1500
+    lr: float = 3e-3
+    repeats: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "digits", "samples", "steps", "lr"):
+            if getattr(self, name) <= 0:
+                raise StudyError(f"{name}: expected a positive number, got {getattr(self, name)}.")
+        if not 2 <= self.digits <= 9:
+            raise StudyError(f"digits: expected numbers of 2 to 9 digits, got {self.digits}.")
+        if self.repeats < 2:
+            raise StudyError(f"repeats: expected at least 2, for an interval, got {self.repeats}.")
+
+
+class HeterogeneityStudy(Study[Heterogeneity]):
+    """One cell per attention, norm, point of training and repeat."""
+
+    name = "heterogeneity"
+    claim = (
+        "Softmax makes the blocks of the Hessian unlike by orders of magnitude, and a norm before it evens them out."
+    )
+    config = Heterogeneity
+
+    def cells(self, config: Heterogeneity) -> Sequence[Cell]:
+        sizes = {key: getattr(config, key) for key in ("width", "layers", "digits", "samples", "lr")}
+        return [
+            {"attention": attention, "norm": norm, "steps": steps, "seed": config.seed + repeat, **sizes}
+            for repeat in range(config.repeats)
+            for steps in (0, config.steps)
+            for attention in ATTENTIONS
+            for norm in NORMS
+        ]
+
+    def measure(self, cell: Cell) -> list[Row]:
+        return measured(cell)
+
+    def table(self, config: Heterogeneity, rows: Sequence[Row]) -> list[Row]:
+        named = [{**row, "point": "trained" if row["steps"] else "initialisation"} for row in rows]
+        ratios = list(_ratios(named))
+        return [*_means(ratios), *contrasts(ratios), *_blocks(named), *_images(named), *_scores(named)]
+
+    def verdict(self, config: Heterogeneity, table: Sequence[Row]) -> Verdict:
+        return judged(table)
+
+    def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
+        from evolute.studies.heterogeneity_figure import drawn
+
+        return drawn(table)
+
+
+# ---- ratios of typical entries, in powers of ten
+
+
+def _ratios(rows: Sequence[Row]) -> Iterator[Row]:
+    """log10 of the typical entry of V with V over that of Q with Q, the mean over layers: one per repeat."""
+    for run in _grouped([row for row in rows if row["kind"] == "block"], (*KEYS, "seed")):
+        known = {row["block"]: row for row in run}
+        layers = [block[1:] for block in known if block.startswith("V") and "," not in block]
+        for statistic in STATISTICS:
+            decades = [_decades(known[f"V{i}"][statistic], known[f"Q{i}"][statistic]) for i in layers]
+            where = {key: run[0][key] for key in (*KEYS, "seed")}
+            yield {**where, "statistic": statistic, "decades": sum(decades) / len(decades)}
+
+
+def _decades(value: float, of: float) -> float:
+    if value <= 0 or of <= 0:
+        raise StudyError("the typical entry of a block is zero: more samples, or a larger width, would say more.")
+    return math.log10(value / of)
+
+
+def _means(ratios: Sequence[Row]) -> Iterator[Row]:
+    for run in _grouped(ratios, (*KEYS, "statistic")):
+        where = {key: run[0][key] for key in (*KEYS, "statistic")}
+        yield {"kind": "ratio", "of": "V,V / Q,Q", **where, **_interval([row["decades"] for row in run])}
+
+
+def contrasts(ratios: Sequence[Row]) -> Iterator[Row]:
+    """How much of a ratio goes away: without softmax, with a norm; from pairs of runs that share a seed."""
+    pairs = {"without softmax": ("linear", "none"), "with pre-norm": ("softmax", "pre")}
+    for run in _grouped(ratios, ("point", "statistic")):
+        known = {(row["attention"], row["norm"], row["seed"]): row["decades"] for row in run}
+        seeds = [seed for attention, norm, seed in known if (attention, norm) == ("softmax", "none")]
+        for name, other in pairs.items():
+            gone = [known["softmax", "none", seed] - known[*other, seed] for seed in seeds if (*other, seed) in known]
+            where = {key: run[0][key] for key in ("point", "statistic")}
+            yield {"kind": "contrast", "of": name, **where, **_interval(gone)}
+
+
+def _interval(values: Sequence[float]) -> Row:
+    found = mean(values)
+    return {"decades": found.value, "ci_low": found.low, "ci_high": found.high}
+
+
+# ---- what the figure needs
+
+
+def _blocks(rows: Sequence[Row]) -> Iterator[Row]:
+    """Typical entries over all repeats, and histograms of the blocks of the diagonal."""
+    for run in _grouped([row for row in rows if row["kind"] == "block"], (*KEYS, "block")):
+        where = {key: run[0][key] for key in (*KEYS, "block")}
+        middle = {name: sum(row[name] for row in run) / len(run) for name in (*STATISTICS, "zeros")}
+        counts = [sum(each) for each in zip(*(row["counts"] for row in run), strict=True)]
+        yield {"kind": "block", **where, **middle, **({} if "," in run[0]["block"] else {"counts": counts})}
+
+
+def _images(rows: Sequence[Row]) -> Iterator[Row]:
+    """Of the first repeat."""
+    for run in _grouped([row for row in rows if row["kind"] == "image"], KEYS):
+        yield {key: run[0][key] for key in ("kind", *KEYS, "groups", "pixels", "levels")}
+
+
+def _scores(rows: Sequence[Row]) -> Iterator[Row]:
+    for run in _grouped([row for row in rows if row["kind"] == "score"], KEYS):
+        middle = {name: sum(row[name] for row in run) / len(run) for name in ("loss", "accuracy")}
+        yield {"kind": "score", **{key: run[0][key] for key in KEYS}, **middle}
+
+
+def _grouped(rows: Sequence[Row], keys: Sequence[str]) -> Iterator[list[Row]]:
+    groups = dict[tuple[Any, ...], list[Row]]()
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return iter(groups.values())
+
+
+# ---- what it says
+
+
+def judged(table: Sequence[Row]) -> Verdict:
+    """Softmax: more than MUCH; without softmax, and with a norm: less of it. Each before and after training."""
+    told = {
+        (row["of"], row["point"]): row for row in table if row["kind"] == "contrast" and row["statistic"] == "median"
+    }
+    plain = {
+        row["point"]: row
+        for row in table
+        if row["kind"] == "ratio" and row["statistic"] == "median" and (row["attention"], row["norm"]) == KEEPS
+    }
+    answers = [_above(row, MUCH) for row in plain.values()] + [_above(row, 0.0) for row in told.values()]
+    if not answers:
+        return Verdict("undecided", "softmax attention without a norm was not measured.")
+    sentence = "; ".join([*(_plain(row) for row in plain.values()), *(_contrast(row) for row in told.values())])
+    return Verdict(_answer(answers), f"{sentence}.")
+
+
+KEEPS = ("softmax", "none")
+
+
+def _above(row: Row, bound: float) -> bool | None:
+    """Whether the interval lies above; None if it holds the bound."""
+    return True if row["ci_low"] > bound else False if row["ci_high"] < bound else None
+
+
+def _answer(answers: Sequence[bool | None]) -> str:
+    if all(answer is None for answer in answers):
+        return "undecided"
+    if all(answers):
+        return "holds"
+    return "holds in part" if any(answers) else "does not hold here"
+
+
+def _plain(row: Row) -> str:
+    return f"{row['point']}: the median entry of V,V is 10^({_number(row)}) times that of Q,Q with softmax and no norm"
+
+
+def _contrast(row: Row) -> str:
+    return f"{row['point']}: {row['of']} it is 10^({_number(row)}) times less"
+
+
+def _number(row: Row) -> str:
+    return f"{row['decades']:.2f} ± {(row['ci_high'] - row['ci_low']) / 2:.2f}"
+
+
+STUDY = HeterogeneityStudy()
