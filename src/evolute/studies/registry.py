@@ -12,6 +12,7 @@ from evolute.studies.study import Study
 NAMES: tuple[str, ...] = (
     "growth",
     "growth_weights",
+    "heterogeneity",
     "dominance",
     "gauss_newton",
 )
