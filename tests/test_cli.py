@@ -158,7 +158,35 @@ def broken():
     return model, batches, loss
 def no_data():
     return pieces()[0], [], torch.nn.MSELoss()
-def raises(): raise RuntimeError("a bug of theirs")
+def no_pass():
+    return pieces()[0], iter(pieces()[1]), torch.nn.MSELoss()
+def raises(): raise RuntimeError("a bug\\nof theirs")
+def deeper(): return raises()
+def leaves(): raise SystemExit(3)
+def endless(): return endless()
+def unlike(): return torch.nn.Linear(4, 2), *pieces()[1:]
+async def later(): return pieces()
+
+class Refuses(torch.nn.Linear):
+    calls, most = 0, 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > self.most:
+            raise TypeError("no more")
+        return super().forward(x)
+
+def refuses(): return Refuses(3, 2), *pieces()[1:]
+def tires():
+    model, *rest = refuses()
+    model.most = 1
+    return model, *rest
+def bad_loss():
+    def criterion(output, batch): raise ValueError("labels are wrong")
+    return *pieces()[:2], ev.Loss(lambda model, batch: model(batch[0]), criterion)
+
+class Broken:
+    def __iter__(self): raise OSError("no such disk")
+def bad_batches(): return pieces()[0], Broken(), torch.nn.MSELoss()
 value = 3
 """
 
@@ -258,9 +286,10 @@ def test_stopped_before_anything_is_finished(
     )
 
 
-def test_a_bug_keeps_its_traceback(own: str, pages: Pages) -> None:
-    with pytest.raises(RuntimeError, match="a bug of theirs"):
-        cli.main(["report", "--from", f"{own}:raises"])
+def test_a_bug_of_ours_keeps_its_traceback(own: str, pages: Pages) -> None:
+    pages.fail = RuntimeError("a bug of ours")
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        cli.main(["report", "--from", f"{own}:pieces"])
 
 
 # ---------------------------------------------------------------- where it is written
@@ -287,6 +316,7 @@ def test_output_that_cannot_be(own: str, tmp_path: Path, refused: Callable[..., 
     assert "is a file" in refused("report", "--from", source, "--out", tmp_path / "file")
     assert "cannot write to" in refused("report", "--from", source, "--out", tmp_path / "file/deeper")
     assert "cannot write to" in refused("report", "--from", source, "--out", "/proc/evolute")
+    assert "name too long" in refused("report", "--from", source, "--out", "x" * 300)
     assert "--json" in refused("report", "--from", source, "--json", "no/such/place.json")
 
 
@@ -354,6 +384,8 @@ def test_plot_refuses_what_is_no_report(tmp_path: Path, refused: Callable[..., s
         ("not_a_model", "expected a torch.nn.Module"),
         ("unknown_loss", "expected a Loss or one of"),
         ("needs", "takes arguments"),
+        ("later", "is async"),
+        ("no_pass", "can be iterated again"),
         ("broken", "not finite: 6 of 6 in 'weight'"),
         ("no_data", "expected at least one batch"),
         ("value", "is no function but int"),
@@ -366,9 +398,71 @@ def test_functions_that_do_not_fit(function: str, told: str, own: str, refused: 
 
 
 @pytest.mark.parametrize(
+    ("function", "told", "line"),
+    [
+        ("raises", "raised RuntimeError: a bug of theirs", "def raises()"),
+        ("deeper", "raised RuntimeError: a bug of theirs", "def raises()"),
+        ("leaves", "raised SystemExit: 3", "def leaves()"),
+        ("endless", "raised RecursionError: maximum recursion", "def endless()"),
+        ("refuses", "raised TypeError: no more", 'raise TypeError("no more")'),
+        ("tires", "code of 'mine:tires' raised TypeError: no more", 'raise TypeError("no more")'),
+        ("bad_loss", "raised ValueError: labels are wrong", "def criterion"),
+        ("bad_batches", "raised OSError: no such disk", "def __iter__"),
+    ],
+)
+@pytest.mark.usefixtures("pages")
+def test_what_raises_is_told_with_its_line(
+    function: str, told: str, line: str, own: str, refused: Callable[..., str]
+) -> None:
+    number = next(place for place, text in enumerate(OWN.splitlines(), 1) if line in text)
+    message = refused("report", "--from", f"{own}:{function}").replace(own, "mine")
+    assert told in message and f"(mine.py, line {number}" in message
+
+
+@pytest.mark.usefixtures("pages")
+def test_what_raises_in_torch_is_told_too(own: str, refused: Callable[..., str]) -> None:
+    message = refused("report", "--from", f"{own}:unlike")
+    assert "mat1 and mat2 shapes cannot be multiplied (6x3 and 4x2) (torch/nn/modules/linear.py, line " in message
+
+
+@pytest.mark.parametrize("place", ["there", "./there.py"])
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("import no_such_package", "raised ModuleNotFoundError: No module named 'no_such_package' (there.py, line 1)"),
+        ("x = 1\ndef build(:", "raised SyntaxError: invalid syntax (there.py, line 2)"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero (there.py, line 1)"),
+        ("exit(4)", "raised SystemExit: 4"),
+    ],
+)
+def test_modules_that_cannot_be_imported(
+    place: str,
+    content: str,
+    told: str,
+    tmp_path: Path,
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "there.py").write_text(content)
+    monkeypatch.delitem(sys.modules, "there", raising=False)
+    assert f"importing '{place}' {told}" in refused("report", "--from", f"{place}:build")
+
+
+def test_a_traceback_on_request(
+    own: str, pages: Pages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVOLUTE_TRACEBACK", "1")
+    assert command("report", "--from", f"{own}:deeper") == 2
+    err = capsys.readouterr().err
+    assert "in raises" in err and err.splitlines()[-1].startswith("evolute: --from: ")
+
+
+@pytest.mark.parametrize(
     ("spec", "told"),
     [
         ("nowhere_at_all:build", "no module 'nowhere_at_all'"),
+        (".mine:build", "got the module '.mine'"),
+        ("../mine:build", "got the module '../mine'"),
         ("os.nowhere:build", "no module 'os.nowhere'"),
         ("nowhere.py:build", "no file 'nowhere.py'"),
         ("build", "expected my_module:build"),

@@ -14,12 +14,22 @@ from evolute.errors import EvoluteError
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
     """It is new or empty, or may be overwritten; and there is a place to write to."""
-    if folder.exists() and not folder.is_dir():
-        refuse(f"'{folder}' is a file, and the page needs a folder; choose another with --out")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        refuse(f"'{folder}' has files already, which are kept; choose another folder with --out, or add --overwrite")
+    with writing_to(folder):
+        if folder.exists() and not folder.is_dir():
+            refuse(f"'{folder}' is a file, and the page needs a folder; choose another with --out")
+        if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+            refuse(f"'{folder}' has files already, which are kept; choose another with --out, or add --overwrite")
     with filling(folder):
         pass
+
+
+@contextmanager
+def writing_to(folder: Path) -> Generator[None]:
+    """What the disk has against it, in a sentence."""
+    try:
+        yield
+    except OSError as problem:
+        refuse(f"cannot write to '{folder}': {problem.strerror or problem}")
 
 
 @contextmanager
@@ -27,13 +37,11 @@ def filling(folder: Path) -> Generator[Path]:
     """A new folder nearby, whose files are moved into `folder` at the end: all of them, or none."""
     nearby = ""
     try:
-        with tempfile.TemporaryDirectory(prefix=".evolute-", dir=_ground(folder)) as nearby:
+        with writing_to(folder), tempfile.TemporaryDirectory(prefix=".evolute-", dir=_ground(folder)) as nearby:
             yield Path(nearby)
             _move(Path(nearby), folder)
     except EvoluteError as problem:  # it knows of the folder nearby only
-        raise Refusal(str(problem).replace(str(nearby), str(folder))) from problem
-    except OSError as problem:
-        refuse(f"cannot write to '{folder}': {problem.strerror or problem}")
+        raise Refusal(str(problem).replace(str(nearby), str(folder)) if nearby else str(problem)) from problem
 
 
 def _ground(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from evolute.cli.refusal import refuse
 from evolute.cli.subject import Options, Subject
 from evolute.cli.subject_default import embedded
 from evolute.cli.subject_own import own
+from evolute.cli.theirs import perhaps_theirs
 from evolute.zoo.trained import one_thread
 
 MODEL, COST, OUTPUT = "Model and data", "How", "Output"
@@ -139,7 +140,8 @@ def _made(asked: Asked, options: Options, seconds: float | None, out: Path, *, p
     from evolute import report as pages
 
     subject = asked.subject(options, progress=progress)
-    with one_thread() if subject.small else nullcontext():
+    guard = perhaps_theirs(f"--from: code of '{subject.source}'") if subject.source else nullcontext()
+    with guard, one_thread() if subject.small else nullcontext():
         analysis = pages.analyse(
             subject.objective,
             name=subject.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -11,19 +12,22 @@ from typer.exceptions import TyperException
 
 from evolute.cli.commands import app
 from evolute.cli.refusal import sentence
+from evolute.cli.theirs import traceback_wanted
 from evolute.errors import EvoluteError
 
 STOPPED = 130  # what a shell reports after Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what it cannot do is told in one sentence, with exit code 2. A bug keeps its traceback."""
+    """Run a command; what it cannot do is told in one sentence, with exit code 2. A bug of ours keeps its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(args=_with_json_file(given) or ["--help"], prog_name="evolute", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
     except (EvoluteError, TyperException) as error:
+        if traceback_wanted():
+            traceback.print_exc()
         print(f"evolute: {sentence(error)}", file=sys.stderr)
         code = 2
     if code == STOPPED:

@@ -31,7 +31,8 @@ class Options:
 class Subject:
     """An objective, its name, words about model and data, and how it was trained, if that was here.
 
-    A `small` one is looked at by one thread: several would only wait for one another.
+    A `small` one is looked at by one thread: several would only wait for one another. `source` is the code of the
+    user's that it comes from, if it does.
     """
 
     objective: Objective
@@ -39,6 +40,7 @@ class Subject:
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     training: Any = None
     small: bool = False
+    source: str | None = None
 
 
 def chosen(model: nn.Module, pattern: str | None) -> list[str] | None:

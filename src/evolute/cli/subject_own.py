@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from evolute import Objective
 from evolute.cli.refusal import refuse
 from evolute.cli.subject import Options, Subject, chosen, refuse_non_finite
+from evolute.cli.theirs import theirs
 from evolute.zoo.seeding import drawn_from
 
 EXPECTED = "(model, batches, loss), a dict with these three, or an ev.Objective"
@@ -28,7 +29,7 @@ KEYS = ("model", "batches", "loss")
 def own(spec: str, options: Options) -> Subject:
     """What `my_module:build` or `path/to/file.py:build` returns; random numbers in it come from the seed."""
     function = _function(spec)
-    with drawn_from(options.seed):
+    with drawn_from(options.seed), theirs(f"--from: '{spec}'"):
         made = function()
     if isinstance(made, Objective):
         _refuse_settings(spec, options)
@@ -36,8 +37,10 @@ def own(spec: str, options: Options) -> Subject:
     else:
         objective = _objective(*_parts(spec, made), options)
     refuse_non_finite(objective.model, spec)
+    with theirs(f"--from: the model on the batches, or the loss, of '{spec}'"):
+        objective.value()
     about = {"data": f"the batches of {spec}"}
-    return Subject(objective, type(objective.model).__name__, about)
+    return Subject(objective, type(objective.model).__name__, about, source=spec)
 
 
 # ---------------------------------------------------------------- from a name to a function
@@ -57,21 +60,28 @@ def _function(spec: str) -> Callable[[], Any]:
 
 
 def _module(name: str) -> ModuleType:
-    """A module of that name, from here or from what is installed. What fails inside of it keeps its traceback."""
+    """A module of that name, from here or from what is installed."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        refuse(f"--from: expected my_module:build or path/to/file.py:build, got the module {name!r}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     importlib.invalidate_caches()
+    with theirs(f"--from: importing '{name}'"):
+        if not _there(name):
+            refuse(f"--from: there is no module {name!r} in '{Path.cwd()}' or among the installed ones")
+        return importlib.import_module(name)
+
+
+def _there(name: str) -> bool:
+    """Packages around it are imported to find out."""
     try:
-        there = importlib.util.find_spec(name) is not None
+        return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as problem:
         if not name.startswith(problem.name or ""):
             raise
-        there = False
+        return False
     except ValueError:
-        there = name in sys.modules
-    if not there:
-        refuse(f"--from: there is no module {name!r} in '{Path.cwd()}' or among the installed ones")
-    return importlib.import_module(name)
+        return name in sys.modules
 
 
 def _file(place: str) -> ModuleType:
@@ -82,13 +92,16 @@ def _file(place: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with theirs(f"--from: importing '{place}'"):
+        spec.loader.exec_module(module)
     return module
 
 
 def _refuse_arguments(spec: str, function: object) -> None:
     if not callable(function):
         refuse(f"--from: '{spec}' is no function but {type(function).__name__}; expected one that returns {EXPECTED}")
+    if inspect.iscoroutinefunction(function):
+        refuse(f"--from: '{spec}' is async; expected a plain function that returns {EXPECTED}")
     try:
         inspect.signature(function).bind()
     except TypeError:
