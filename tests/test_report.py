@@ -216,6 +216,14 @@ def test_a_model_without_layers() -> None:
     assert "Embedding" not in page([found])
 
 
+def test_a_hessian_of_zeros_is_refused() -> None:
+    model = torch.nn.Linear(3, 1)
+    batches = [(torch.randn(4, 3), None) for _ in range(2)]
+    linear = ev.Loss(lambda model, batch: model(batch[0]), lambda output, batch: (output.sum(), len(output)))
+    with pytest.raises(ReportError, match="the Hessian is zero here"):
+        analyse(ev.Objective(model, batches, linear), name="x", progress=False)
+
+
 # ---------------------------------------------------------------- what follows
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from evolute.engine.objective import Objective
 from evolute.engine.operators import GaussNewton, Hessian
 from evolute.errors import ReportError
+from evolute.krylov.randomness import signs
 from evolute.report import solvers
 from evolute.report.adaptive import FEWEST, adaptive
 from evolute.report.analysis import Adaptive, Analysis, Blocks, Provenance
@@ -95,6 +96,7 @@ class _Work:
 
     def _measured(self, plan: Schedule) -> Parts:
         top = self._measure("the largest eigenvalues of H", "top", lambda s: self._top(s, plan.ends))
+        self._refuse_zero(top)
         outer = self._measure("the largest eigenvalues of G", "outer", lambda s: self._outer(s, plan.ends))
         batches = self._measure("gradients batch by batch", None, lambda s: self._batchwise(s, top))
         found = self._measure("the whole spectrum, and its lower end", "spectrum", lambda s: self._spectrum(s, plan))
@@ -108,6 +110,17 @@ class _Work:
 
     def _measure(self, what: str, key: str | None, run: Callable[[Stage], Any]) -> Any:
         return self.clock.measure(what, self.products[key] if key else 0, run)
+
+    def _refuse_zero(self, top: Pairs | None) -> None:
+        """Of the zero matrix there is nothing to tell: no share, no ratio, no scale to draw it on."""
+        if top is None or top.values.any():
+            return
+        rows = signs(1, self.H.shape[1], torch.Generator().manual_seed(self.seed), torch.ones((), dtype=self.H.dtype))
+        if not (self.H @ rows[0].to(self.H.device)).any():
+            raise ReportError(
+                "the Hessian is zero here, so there is no curvature to report: no parameter changes the gradient. Are "
+                "all activations dead, or is the loss linear in the parameters?"
+            )
 
     # ---------------------------------------------------------------- the measurements
 
