@@ -1,6 +1,7 @@
 """evolute: a second-order microscope for Transformers."""
 
 from evolute import calculus, zoo
+from evolute.apps.sample_size import SampleSize, sample_size
 from evolute.calculus import closed_form, losses
 from evolute.engine.groups import groups
 from evolute.engine.loss import Loss
@@ -11,6 +12,7 @@ from evolute.errors import (
     CurvatureWarning,
     DataChangedError,
     DataError,
+    DecisionError,
     EvoluteError,
     LossError,
     MissingExtraError,
@@ -32,6 +34,7 @@ __all__ = [
     "CurvatureWarning",
     "DataChangedError",
     "DataError",
+    "DecisionError",
     "EmpiricalFisher",
     "EvoluteError",
     "FunctionalHessian",
@@ -46,6 +49,7 @@ __all__ = [
     "Objective",
     "Part",
     "ReportError",
+    "SampleSize",
     "Space",
     "StudyError",
     "TooLargeError",
@@ -60,6 +64,7 @@ __all__ = [
     "from_matvec",
     "groups",
     "losses",
+    "sample_size",
     "solve",
     "spectrum",
     "to_dense",

@@ -56,5 +56,9 @@ class StudyError(EvoluteError, ValueError):
     """A study cannot be run or read: an unknown name or setting, a folder of another study, no cell that worked."""
 
 
+class DecisionError(EvoluteError, ValueError):
+    """A decision cannot be taken from what was given: too few cells to fit, a tolerance that is not positive."""
+
+
 class CurvatureWarning(UserWarning):
     """Something true but worth knowing: unused parameters, a slower path, an operation that is not smooth."""

@@ -1,0 +1,1 @@
+"""Decisions: what curvature and losses say about what to do next."""
