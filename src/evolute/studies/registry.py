@@ -16,6 +16,7 @@ NAMES: tuple[str, ...] = (
     "sinks",
     "dominance",
     "gauss_newton",
+    "layernorm",
 )
 _added = dict[str, Study[Any]]()
 
