@@ -2,6 +2,7 @@
 
 from evolute import calculus, zoo
 from evolute.apps.sample_size import SampleSize, sample_size
+from evolute.apps.taylor import taylor
 from evolute.calculus import closed_form, losses
 from evolute.engine.groups import groups
 from evolute.engine.loss import Loss
@@ -67,6 +68,7 @@ __all__ = [
     "sample_size",
     "solve",
     "spectrum",
+    "taylor",
     "to_dense",
     "trace",
     "zoo",

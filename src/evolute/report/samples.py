@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from evolute.engine.objective import Evaluated, Objective
+from evolute.apps.directional import of_batch
+from evolute.engine.objective import Objective
 
 FEWEST = 4  # batches that say something about how batches differ
 
@@ -69,7 +70,7 @@ def derivatives(objective: Objective, direction: Tensor) -> Iterator[Derivatives
     with objective.running():
         for each in objective.evaluate():
             if each.terms:
-                g, along = _derivatives(objective, each, direction)
+                g, (_, along) = of_batch(objective, each, direction, order=2)
                 yield Derivatives(g, along, each.terms, _samples(each.batch))
 
 
@@ -86,20 +87,6 @@ def batchwise(objective: Objective, direction: Tensor) -> Batchwise:
         samples.append(each.samples)
     n, total = len(terms), objective.normaliser(sum(terms))
     return Batchwise(gradient / total, mean / n, square / n, tuple(curvature), tuple(terms), sum(samples) / n)
-
-
-def _derivatives(objective: Objective, each: Evaluated, direction: Tensor) -> tuple[Tensor, float]:
-    """∇ of the sum of losses, and vᵀ∇²v."""
-    parameters = list(objective.parameters.values())
-    views = objective.space.views(direction)
-    total = objective.attached(each)
-    first = torch.autograd.grad(total, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
-    slope = sum((g * v).sum() for g, v in zip(first, views, strict=True))
-    flat = torch.cat([g.detach().reshape(-1).to(direction.dtype) for g in first])
-    if not isinstance(slope, Tensor) or not slope.requires_grad:
-        return flat, 0.0
-    second = torch.autograd.grad(slope, parameters, allow_unused=True, materialize_grads=True)
-    return flat, float(sum((h * v).sum().item() for h, v in zip(second, views, strict=True)))
 
 
 def _samples(batch: Any) -> int:
