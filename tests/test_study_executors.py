@@ -151,3 +151,12 @@ def test_ctrl_c_on_the_command_line_is_quiet_and_the_same_command_goes_on(tmp_pa
     assert 0 < before < 42
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
     assert saved(tmp_path) == 42
+
+
+def test_results_can_be_read_by_those_whom_the_umask_lets(tmp_path: Path) -> None:
+    registered(SlowStudy())
+    studies.run("slow", out=tmp_path, workers=0).save(tmp_path)
+    (tmp_path / "plain").touch()
+    allowed = (tmp_path / "plain").stat().st_mode
+    files = [tmp_path / "result.json", *(tmp_path / "cells").iterdir()]
+    assert len(files) == 5 and all(path.stat().st_mode == allowed for path in files)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,9 @@ def write(path: Path, text: str) -> None:
     """All of it, or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        with temporary.open("x", encoding="utf-8") as file:  # for all whom the umask lets read, unlike mkstemp
             file.write(text)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise StudyError(f"cannot write '{path}': {error.strerror or error}.") from error
