@@ -13,12 +13,14 @@ from torch import Tensor
 from evolute.calculus.taps import Column, Tile
 from evolute.linop.algebra import Block
 from evolute.linop.convert import to_dense
+from evolute.linop.crew import crew
 from evolute.linop.exact import diagonal, squares
 from evolute.linop.kronecker import KroneckerSum, Term, Thin
 from evolute.linop.memory import fresh, human, require
 from evolute.linop.operator import LinearOperator
 from evolute.linop.places import places
 from evolute.linop.space import Selection
+from evolute.linop.work import Work
 
 if TYPE_CHECKING:
     from evolute.calculus.closed_form import ClosedForm
@@ -64,9 +66,12 @@ class ClosedBlock(Block):
         )
 
     def columns(self) -> Iterator[tuple[list[Term], list[Term]]]:
-        """Tap by tap: terms, and terms whose adjoints count; in a principal block the latter mirror the former."""
+        """Tap by tap: terms, and terms whose adjoints count; in a principal block the latter mirror the former.
+
+        The last tap comes first: its terms are made soonest, and there are the most entries to write meanwhile.
+        """
         taps, wanted = self.op.point.taps, {*self._row_tiles, *self._col_tiles}
-        for j, tap in enumerate(taps):
+        for j, tap in reversed(list(enumerate(taps))):
             if wanted.intersection(tap.tiles):
                 rows = [row for row in taps[j:] if wanted.intersection(row.tiles)]
                 yield self._of_column(Column(self.op.point.per_token, tap, rows, self.op.split))
@@ -157,11 +162,12 @@ def _(block: ClosedBlock) -> Tensor:
     )
     require(width * m * n, block.device, f"a dense {m}×{n} matrix", instead)
     out = fresh(m, n, block.dtype, block.device)
-    for terms, adjoints in block.columns():
-        for place in places(terms):
-            place.write(out, mirror=block.principal and place.at[0] != place.at[1])
-        for place in places(adjoints) if not block.principal else []:
-            place.write(out.mT)
+    with crew(Work, block.device) as threads:
+        for terms, adjoints in block.columns():
+            for place in places(terms):
+                place.write(out, threads, mirror=block.principal and place.at[0] != place.at[1])
+            for place in places(adjoints) if not block.principal else []:
+                place.write(out.mT, threads)
     for thin in block.thin:
         thin.write(out)
     return out

@@ -17,6 +17,8 @@ from torch import Tensor
 from evolute.calculus.local import LocalMap
 from evolute.errors import NonFiniteError, VectorError
 
+MANY, NARROW = 8, 64  # from so many tangents on, and up to so many features, J itself is cheaper than its formula
+
 
 @dataclass(eq=False)
 class Normalization(LocalMap):
@@ -65,8 +67,18 @@ class Normalization(LocalMap):
         bare = Normalization(self.z, self.sigma, self.centred)
         return g[..., None] * bare.jacobian
 
+    @cached_property
+    def _matrices(self) -> Tensor:
+        """J of z, (n, d, d)."""
+        unit = torch.eye(self.inputs, dtype=self.z.dtype, device=self.z.device)
+        centring = unit - 1 / self.inputs if self.centred else unit
+        outer = self.z[:, :, None] * self.z[:, None]
+        return (centring - outer / self.inputs) / self.sigma[..., None]
+
     def _bare(self, tangent: Tensor) -> Tensor:
         """J ẋ of z: (C ẋ − z (z·ẋ)/d)/σ."""
+        if tangent.ndim == 3 and len(tangent) >= MANY and self.inputs <= NARROW:
+            return torch.bmm(tangent.transpose(0, 1), self._matrices).transpose(0, 1).contiguous()
         inner = _dot(self.z, tangent) / self.inputs
         moved = tangent - tangent.mean(-1, keepdim=True) if self.centred else tangent
         return torch.addcmul(moved, self.z, inner, value=-1).div_(self.sigma)

@@ -10,17 +10,23 @@ Tokens at which all `own` of a unit are zero are left out: behind a ReLU that is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
+from evolute.linop import own_block
+from evolute.linop.crew import Crew
 from evolute.linop.kronecker import CHUNK, Diagonal, Full, Term, inner, outer
+from evolute.linop.work import FEW, Factors, Work
 
 SLICE = 1 << 22  # entries of a middle at a time
-FEW = 0.75  # of the tokens; gathering them pays below that
+
+
+Where = tuple[slice, slice, slice, slice]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +34,7 @@ class Chunk:
     """block[where] as (m, r, e, c) of the first term; the units are along the axis `along`."""
 
     entries: Tensor
-    where: tuple[slice, slice, slice, slice]
+    where: Where
     along: int
 
     @property
@@ -45,9 +51,6 @@ class Chunk:
         size = other.stop - other.start
         twice, once = self.entries.split([before, size - before], dim=self.along + 2)
         return 2 * twice.square().sum() + once.square().sum()
-
-
-Factors = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,32 +77,35 @@ class Place:
         """All but those that are diagonal, of which there are few entries."""
         return [self.terms[0], *(term for term in self.terms[1:] if not isinstance(term.middle, Diagonal))]
 
-    def write(self, matrix: Tensor, *, mirror: bool = False) -> None:
+    def write(self, matrix: Tensor, crew: Crew[Work], *, mirror: bool = False) -> None:
         """The block into its place in a matrix; mirrored, into the transposed place as well."""
         (i, j), (rows, cols), first = self.at, self.size, self.terms[0]
         here = matrix[i : i + rows, j : j + cols]
+        if len(self.terms) == 1 and own_block.applies(first):
+            crew.run(own_block.tasks(first, here))
+            return
         targets = [_four(here, first)]
         if self.symmetric:  # in itself, wherever it lies
             targets.append(_four(here.mT, first))
         elif mirror:
             targets.append(_four(matrix[j : j + cols, i : i + rows].mT, first))
-        for chunk in self.chunks():
-            for target in targets:
-                target[chunk.where].copy_(chunk.entries)
+        crew.run(partial(_copied, make, targets) for make in self.chunks())
 
     def squares(self) -> Tensor:
         """‖block‖²_F, by the cheaper of two ways: Gram matrices over tokens, or the entries."""
         n, vectors = len(self.terms[0].row), self.terms[0].row.shape[1] * self.terms[0].col.shape[1]
         if n > vectors:
-            return torch.stack([chunk.squares(symmetric=self.symmetric) for chunk in self.chunks()]).sum()
+            work = Work()
+            return torch.stack([make(work).squares(symmetric=self.symmetric) for make in self.chunks()]).sum()
         pairs = combinations_with_replacement(self.terms, 2)
         return torch.stack([inner(a, b) * (1 if a is b else 2) for a, b in pairs]).sum()
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The block in slices; of a symmetric one only half. A slice lives until the next one is asked for."""
-        first, work = self.terms[0], _Work()
+    def chunks(self) -> Iterator[Callable[[Work], Chunk]]:
+        """The block in slices, still to be computed; of a symmetric one only half."""
+        first = self.terms[0]
         if self._better_turned:
-            yield from (chunk.turned for chunk in Place(tuple(_turned(term) for term in self.terms)).chunks())
+            other = Place(tuple(_turned(term) for term in self.terms))
+            yield from (lambda work, make=make: make(work).turned for make in other.chunks())
             return
         e, n, m = first.middle.shape
         width = max(1, SLICE // (n * m))
@@ -109,10 +115,7 @@ class Place:
         diagonals = [pair for pair in diagonals if pair[0] is not first]
         for start in range(0, e, width):
             parts = [term.middle.part(start, min(start + width, e)) for term in self._dense]
-            for chunk in self._along(parts, start, work):
-                for term, values in diagonals:
-                    _add_diagonal(chunk, term, first, values)
-                yield chunk
+            yield from self._along(parts, start, diagonals)
 
     @property
     def _better_turned(self) -> bool:
@@ -120,22 +123,34 @@ class Place:
         first = self.terms[0]
         return len(self._dense) == 1 and isinstance(first.middle, Full) and first.row.shape[1] > first.col.shape[1]
 
-    def _along(self, parts: Sequence[Tensor], start: int, work: _Work) -> Iterator[Chunk]:
+    def _along(
+        self, parts: Sequence[Tensor], start: int, diagonals: Sequence[tuple[Term, Tensor]]
+    ) -> Iterator[Callable[[Work], Chunk]]:
         """Some units after the other, of these slices of the middles: e from `start` on."""
-        axis, factors, tokens = self._units(parts)
+        axis, factors, alive = self._units(parts)
         col, units, (_, E, v) = self.terms[0].col, len(factors[0][0]), _sizes(factors[0])
-        width = max(1, CHUNK // ((len(col) if tokens is None else tokens.shape[1]) * E * v))
+        width = max(1, CHUNK // ((len(col) if alive is None else alive.most) * E * v))
         for u in (slice(begin, min(begin + width, units)) for begin in range(0, units, width)):
             es, cs = E, col.shape[1]
             if self.symmetric:  # the counterparts up to the last of these units
                 es, cs = (min(E, u.stop - start), cs) if axis == 0 else (E, u.stop)
             if es > 0:
-                out = work.product(factors, col[:, :cs], None if tokens is None else tokens[u], u, es)  # (U, c, E, v)
                 rest, ends = slice(0, v), (slice(start, start + es), slice(0, cs))
                 where = (u, rest, *ends) if axis == 0 else (rest, u, *ends)
-                yield Chunk(out.permute(0, 3, 2, 1) if axis == 0 else out.permute(3, 0, 2, 1), where, axis)
+                tokens = None if alive is None else alive.of(u)
+                yield partial(self._chunk, factors, col[:, :cs], tokens, u, es, where, axis, diagonals)
 
-    def _units(self, parts: Sequence[Tensor]) -> tuple[int, list[Factors], Tensor | None]:
+    def _chunk(
+        self, factors: list[Factors], col: Tensor, tokens: Tensor | None, u: slice, es: int, where: Where, axis: int,
+        diagonals: Sequence[tuple[Term, Tensor]], work: Work,
+    ) -> Chunk:  # fmt: skip
+        out = work.product(factors, col, tokens, u, es)  # (U, c, E, v)
+        chunk = Chunk(out.permute(0, 3, 2, 1) if axis == 0 else out.permute(3, 0, 2, 1), where, axis)
+        for term, values in diagonals:
+            _add_diagonal(chunk, term, self.terms[0], values)
+        return chunk
+
+    def _units(self, parts: Sequence[Tensor]) -> tuple[int, list[Factors], Alive | None]:
         """Along m (0) or r (1) of the first term; the factors; and the tokens of each unit, where they are few."""
         usual = int(self.terms[0].row_first)  # in the order of the rows
         for axis in (usual, 1 - usual):
@@ -150,41 +165,10 @@ class Place:
         out, first = list[Factors](), self.terms[0]
         for term, part in zip(self._dense, parts, strict=True):
             if (axis == 0) == (term.row_first == first.row_first):
-                out.append((part.permute(2, 1, 0)[..., None], term.row[:, None]))
+                out.append((part.permute(2, 1, 0).contiguous()[..., None], term.row[:, None]))
             else:
                 out.append((term.row.mT[..., None, None], part.transpose(0, 1)))
         return out
-
-
-class _Work:
-    """Memory that every slice uses again: fresh pages cost more than what is computed in them."""
-
-    def __init__(self) -> None:
-        self._kept = dict[str, Tensor]()
-
-    def product(self, factors: list[Factors], col: Tensor, tokens: Tensor | None, u: slice, es: int) -> Tensor:
-        """Σ_t col[t, c] Z_u[t, e, v], (U, c, e, v)."""
-        z = None
-        for own, shared in factors:
-            a, b = own[u, :, :es], shared[:, :es]
-            if tokens is not None:
-                here = torch.arange(len(a), device=a.device)[:, None]
-                a, b = a[here, tokens], self._gathered(b, tokens)
-            if z is None:
-                z = torch.mul(a, b, out=self._room("z", a, torch.broadcast_shapes(a.shape, b.shape)))
-            else:
-                z.addcmul_(a, b)
-        assert z is not None
-        left = (col.expand(len(z), -1, -1) if tokens is None else col[tokens]).mT
-        out = torch.bmm(left, z.flatten(2), out=self._room("out", z, (len(z), col.shape[1], z.shape[2] * z.shape[3])))
-        return out.unflatten(2, z.shape[2:])
-
-    def _gathered(self, shared: Tensor, tokens: Tensor) -> Tensor:
-        room = self._room("b", shared, (tokens.numel(), *shared.shape[1:]))
-        return torch.index_select(shared, 0, tokens.flatten(), out=room).unflatten(0, tokens.shape)
-
-    def _room(self, name: str, like: Tensor, shape: Sequence[int]) -> Tensor:
-        return self._kept.setdefault(name, like.new_empty(0)).resize_(tuple(shape))
 
 
 def _sizes(factors: Factors) -> tuple[int, int, int]:
@@ -194,14 +178,36 @@ def _sizes(factors: Factors) -> tuple[int, int, int]:
     return n, E, v
 
 
-def _alive(owns: Sequence[Tensor]) -> Tensor | None:
-    """(units, K): where any factor of a unit is not zero, filled up with other tokens; none if those are not few."""
+@dataclass(frozen=True)
+class Alive:
+    """For each unit the tokens at which any of its factors is not zero, before the others."""
+
+    tokens: Tensor  # (units, n)
+    counts: list[int]
+
+    @property
+    def most(self) -> int:
+        return max(1, *self.counts)
+
+    def of(self, units: slice) -> Tensor:
+        """(units, K), filled up with other tokens."""
+        return self.tokens[units, : max(1, *self.counts[units])]
+
+
+def _alive(owns: Sequence[Tensor]) -> Alive | None:
+    """None if those tokens are not few."""
     limit = FEW * owns[0].shape[1]
     if any(int((own[:, :, 0, 0] != 0).sum(1).max()) > limit for own in owns):  # the rest need not be looked at
         return None
     alive = torch.stack([(own != 0).flatten(2).any(-1) for own in owns]).any(0)
-    K = max(1, int(alive.sum(1).max()))
-    return alive.to(torch.uint8).argsort(1, descending=True)[:, :K] if limit >= K else None
+    found = Alive(alive.to(torch.uint8).argsort(1, descending=True), alive.sum(1).tolist())
+    return found if found.most <= limit else None
+
+
+def _copied(make: Callable[[Work], Chunk], targets: Sequence[Tensor], work: Work) -> None:
+    chunk = make(work)
+    for target in targets:
+        target[chunk.where].copy_(chunk.entries)
 
 
 def _turned(term: Term) -> Term:
