@@ -149,6 +149,8 @@ def test_contrasts_are_differences_of_runs_that_share_a_seed() -> None:
     found = {each["of"]: each for each in contrasts(ratios)}
     assert found["without softmax"]["decades"] == 0.5 == found["without softmax"]["ci_low"]
     assert found["with pre-norm"]["decades"] == 1.5 and found["with pre-norm"]["ci_low"] < 0
+    one_failed = [each for each in ratios if (each["attention"], each["seed"]) != ("linear", 1)]
+    assert [each["of"] for each in contrasts(one_failed)] == ["with pre-norm"]
 
 
 @pytest.mark.parametrize(

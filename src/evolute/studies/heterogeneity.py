@@ -107,7 +107,8 @@ def _decades(value: float, of: float) -> float:
 def _means(ratios: Sequence[Row]) -> Iterator[Row]:
     for run in _grouped(ratios, (*KEYS, "statistic")):
         where = {key: run[0][key] for key in (*KEYS, "statistic")}
-        yield {"kind": "ratio", "of": "V,V / Q,Q", **where, **_interval([row["decades"] for row in run])}
+        if len(run) > 1:  # training may have failed
+            yield {"kind": "ratio", "of": "V,V / Q,Q", **where, **_interval([row["decades"] for row in run])}
 
 
 def contrasts(ratios: Sequence[Row]) -> Iterator[Row]:
@@ -119,7 +120,8 @@ def contrasts(ratios: Sequence[Row]) -> Iterator[Row]:
         for name, other in pairs.items():
             gone = [known["softmax", "none", seed] - known[*other, seed] for seed in seeds if (*other, seed) in known]
             where = {key: run[0][key] for key in ("point", "statistic")}
-            yield {"kind": "contrast", "of": name, **where, **_interval(gone)}
+            if len(gone) > 1:
+                yield {"kind": "contrast", "of": name, **where, **_interval(gone)}
 
 
 def _interval(values: Sequence[float]) -> Row:
