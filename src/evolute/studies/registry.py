@@ -13,10 +13,12 @@ NAMES: tuple[str, ...] = (
     "growth",
     "growth_weights",
     "heterogeneity",
+    "softmax",
     "sinks",
     "dominance",
     "gauss_newton",
     "layernorm",
+    "approximations",
 )
 _added = dict[str, Study[Any]]()
 

@@ -1,0 +1,68 @@
+"""Whether Kronecker factors are nearer to the curvature than diagonals; from the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evolute.studies.approximations_table import BETTER, CONTESTS, NAMES, WHOLE
+from evolute.studies.study import Row, Verdict
+
+WORDS = {"shape": "nearer", "cosine": "steps closer to the true one", "share": "steps that gain more"}
+FEW = 0.05  # of the comparisons may go the other way
+
+
+def judged(table: Sequence[Row]) -> Verdict:
+    """Of the single groups of Transformers against H_o: in how many the Kronecker factors are better, and by what."""
+    rows = [r for r in table if r["part"] == "contest" and r["reference"] == "H_o" and r["group"] != WHOLE]
+    ours = [row for row in rows if not row["model"].startswith("mlp")]
+    if not ours:
+        return Verdict("undecided", "no Transformer was measured with two seeds or more.")
+    counts = {(of, measure): _count(ours, of, measure) for of, _ in CONTESTS for measure in BETTER}
+    text = "; ".join(_told(ours, of) for of, _ in CONTESTS) + _whole(table) + _control(rows)
+    better, worse, total = (sum(each) for each in zip(*counts.values(), strict=True))
+    if worse <= FEW * total and all(b * 2 > n for b, _, n in counts.values()):
+        return Verdict("holds", text)
+    if not better and not worse:
+        return Verdict("undecided", text)
+    return Verdict("holds in part" if better > worse else "does not hold here", text)
+
+
+def _count(rows: Sequence[Row], of: str, measure: str) -> tuple[int, int, int]:
+    """(Better, worse, of how many): the interval of the difference is on one side of zero."""
+    here = [row for row in rows if (row["of"], row["measure"]) == (of, measure)]
+    sign = BETTER[measure]
+    better = sum(min(sign * row["ci_low"], sign * row["ci_high"]) > 0 for row in here)
+    worse = sum(max(sign * row["ci_low"], sign * row["ci_high"]) < 0 for row in here)
+    return better, worse, len(here)
+
+
+def _told(rows: Sequence[Row], of: str) -> str:
+    each = []
+    for measure, words in WORDS.items():
+        better, worse, total = _count(rows, of, measure)
+        each.append(f"{words} in {better} of {total} (worse in {worse})")
+    return f"{NAMES[of]} against the exact diagonal, in single blocks of H_o of Transformers: {', '.join(each)}"
+
+
+def _whole(table: Sequence[Row]) -> str:
+    """What each step gains on all weights at once."""
+    rows = [
+        row
+        for row in table
+        if row["part"] == "mean" and (row["group"], row["reference"], row["measure"]) == (WHOLE, "H_o", "share")
+    ]
+    ours = [row for row in rows if not row["model"].startswith("mlp")]
+    if not ours:
+        return ""
+    means = {name: [row["value"] for row in ours if row["approximation"] == name] for name in NAMES}
+    shown = ("groups", "kfac", "shampoo", "diagonal", "adam", "gradient")
+    told = ", ".join(f"{NAMES[name]} {sum(means[name]) / len(means[name]):.2f}" for name in shown if means[name])
+    return f"; of the true step's gain on all weights at once they get: {told}"
+
+
+def _control(rows: Sequence[Row]) -> str:
+    mlp = [row for row in rows if row["model"].startswith("mlp")]
+    if not mlp:
+        return "."
+    better, worse, total = (sum(each) for each in zip(*(_count(mlp, "kfac", m) for m in BETTER), strict=True))
+    return f"; in an MLP KFAC is better in {better} of {total} of these comparisons, worse in {worse}."
