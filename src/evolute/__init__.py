@@ -1,6 +1,7 @@
 """evolute: a second-order microscope for Transformers."""
 
 from evolute import calculus, zoo
+from evolute.apps.convergence import convergence
 from evolute.apps.sample_size import SampleSize, sample_size
 from evolute.apps.taylor import taylor
 from evolute.calculus import closed_form, losses
@@ -59,6 +60,7 @@ __all__ = [
     "block_norms",
     "calculus",
     "closed_form",
+    "convergence",
     "diagonal",
     "eigsh",
     "from_dense",
