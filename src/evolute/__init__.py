@@ -3,6 +3,7 @@
 from evolute import calculus, zoo
 from evolute.apps.convergence import convergence
 from evolute.apps.sample_size import SampleSize, sample_size
+from evolute.apps.scaling import Prediction, Scaling, ScalingFit, fit_power_law, fit_scaling
 from evolute.apps.taylor import taylor
 from evolute.calculus import closed_form, losses
 from evolute.engine.groups import groups
@@ -50,8 +51,11 @@ __all__ = [
     "NonFiniteError",
     "Objective",
     "Part",
+    "Prediction",
     "ReportError",
     "SampleSize",
+    "Scaling",
+    "ScalingFit",
     "Space",
     "StudyError",
     "TooLargeError",
@@ -63,6 +67,8 @@ __all__ = [
     "convergence",
     "diagonal",
     "eigsh",
+    "fit_power_law",
+    "fit_scaling",
     "from_dense",
     "from_matvec",
     "groups",
