@@ -449,3 +449,34 @@ def test_a_compiled_module_runs_as_written(memory: int | None) -> None:
         before = _Counted.runs
         assert torch.equal(ev.to_dense(ev.Hessian(_objective(model=model, memory=memory))), expected)
         assert _Counted.runs > before
+
+
+# ---------------------------------------------------------------- a second derivative that PyTorch leaves out
+
+
+class _Once(torch.autograd.Function):
+    """sin, whose backward pass is right once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class _Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Once.apply(x)
+
+
+@pytest.mark.parametrize("operator", [ev.Hessian, ev.GaussNewton, ev.FunctionalHessian])
+def test_once_differentiable_functions_are_refused(operator: Any, memory: int | None) -> None:
+    """`torch.autograd.grad` finds zeros behind them, without a word."""
+    model = nn.Sequential(nn.Linear(2, 3), _Sine(), nn.Linear(3, 1)).double()
+    op = operator(_objective(model=model, memory=memory))
+    with pytest.raises(ev.ModelError, match="once_differentiable"):
+        op @ _ones(op)

@@ -8,6 +8,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from evolute.engine.objective import Objective
 from evolute.engine.tape import Tape, Unrecordable
@@ -91,6 +92,34 @@ def _about_derivatives(text: str) -> bool:
         "sparse",
     )
     return any(mark in text for mark in marks)
+
+
+def check_differentiable_again(gradients: Pieces, inputs: Sequence[Tensor]) -> None:
+    """No function on the way is `once_differentiable`: PyTorch cuts the graph there and says so to `.backward()` only.
+
+    `torch.autograd.grad` would find zeros behind the cut: a node of the kind Error that leads to copies of its own.
+    """
+    known = {id(each) for each in inputs}
+    for node in _graph(gradients):
+        after = [one for one, _ in node.next_functions if one is not None]
+        leaves = [getattr(one, "variable", None) for one in after]
+        if node.name() == "torch::autograd::Error" and after and not any(x is None or id(x) in known for x in leaves):
+            raise ModelError(
+                "the model uses an operation that PyTorch cannot differentiate twice: an autograd.Function whose "
+                "backward pass is once_differentiable, so that its second derivative would be left out. Write that "
+                "backward pass in operations that can be differentiated, or take the function out."
+            )
+
+
+def _graph(tensors: Pieces) -> Generator[Node]:
+    """Every node that these come from, once."""
+    waiting, seen = [each.grad_fn for each in tensors if each is not None], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [one for one, _ in node.next_functions]
+            yield node
 
 
 def check_finite_product(index: int, pieces: Pieces, given: Tensor | None = None) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from evolute.engine.checks import check_differentiable_again
 from evolute.engine.objective import Evaluated, Objective
 from evolute.engine.tape import unrecorded
 from evolute.errors import LossError
@@ -93,9 +94,12 @@ def _gradients(
     cotangents: Sequence[Tensor] | None = None,
     create_graph: bool = False,
 ) -> Pieces:
-    return torch.autograd.grad(
+    found = torch.autograd.grad(
         list(outputs), list(inputs), cotangents, create_graph=create_graph, retain_graph=True, allow_unused=True
     )
+    if create_graph:
+        check_differentiable_again(found, inputs)
+    return found
 
 
 def _is_live(tensor: Tensor | None) -> bool:
