@@ -31,7 +31,7 @@ from evolute.report.low_rank import LowRank, inner
 from evolute.report.merging import merged
 from evolute.report.page import page
 from evolute.report.samples import batchwise
-from evolute.report.words import QUESTIONS
+from evolute.report.words import QUESTIONS, lead
 
 TRAINED = {"optimizer": "adamw", "lr": 0.003, "batch": 2, "steps": 3, "losses": [2.5, 2.4, 2.3]}
 
@@ -343,6 +343,20 @@ def test_each_rule_speaks_where_its_measurement_says_so(rule: str, analysis: Ana
     found = constructed(analysis, **CASES[rule](analysis))
     assert rules_of(found) == [rule]
     assert all(each.because and each.text for each in advice(found))
+
+
+def test_a_schedule_that_falls_is_not_asked_for(analysis: Analysis) -> None:
+    told = [Training("sgd", 3.0), Training("sgd", 3.0, "warmup_cosine")]
+    constant, falling = (advice(constructed(analysis, training=each))[0] for each in told)
+    assert constant.title.startswith("Lower the learning rate below about 1.0 ")
+    assert falling.title.startswith("Let the learning rate fall below about 1.0 ")
+    assert "as warmup_cosine did here" in falling.text and "did here" not in constant.text
+
+
+@pytest.mark.parametrize(("lr", "told"), [(3.0, "above the 1.00"), (0.1, "below the 1.00"), (1.2, "told apart from")])
+def test_the_lead_says_above_or_below_only_if_it_is_known(lr: float, told: str, analysis: Analysis) -> None:
+    sharpness = dataclasses.replace(with_ends(analysis, 0.5), data=0.2)
+    assert told in lead(constructed(analysis, sharpness=sharpness, training=Training("sgd", lr)))
 
 
 def test_growth_with_depth_is_also_a_spread(analysis: Analysis) -> None:

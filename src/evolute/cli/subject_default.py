@@ -27,5 +27,5 @@ def embedded(options: Options, *, progress: bool) -> Subject:
 
 
 def _training(result: TrainingResult) -> dict[str, Any]:
-    told = ("optimizer", "lr", "steps", "accuracy", "losses")
+    told = ("optimizer", "lr", "schedule", "steps", "accuracy", "losses")
     return {name: getattr(result, name) for name in told} | {"batch": TRAINED_BATCH}

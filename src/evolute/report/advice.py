@@ -13,6 +13,7 @@ ILL_CONDITIONED = 100.0  # λ_max over the smallest |λ| that is known
 UNLIKE = 3.0  # between layers
 NEGATIVE = 0.02  # of Σ|λ|
 MUCH_FUNCTIONAL, LITTLE_FUNCTIONAL = 0.3, 0.15  # of ‖H‖
+FALLING = ("cosine", "linear", "decay", "step", "sqrt")  # in the name of a schedule
 ADAPTIVE = ("adam", "adamw", "adagrad", "rmsprop", "lamb", "lion")
 
 
@@ -30,11 +31,14 @@ def step_too_large(analysis: Analysis) -> Advice | None:
     limit, lr = limit_of_training(analysis), analysis.training.lr if analysis.training else None
     if limit is None or not lr or not limit.step.surely_below(lr):
         return None
+    schedule = (analysis.training.schedule if analysis.training else None) or ""
+    falls = any(word in schedule.lower() for word in FALLING)
     return Advice(
-        f"Lower the learning rate below about {short(limit.step.value, 2)} to settle here",
+        f"{'Let the learning rate fall' if falls else 'Lower the learning rate'} below about "
+        f"{short(limit.step.value, 2)} to settle here",
         f"At its highest rate, {lr:g}, {limit.method.partition(',')[0]} cannot come to rest at this point: along the "
-        "sharpest direction each step overshoots by more than it corrects. A schedule that ends lower lets it "
-        "settle.",
+        "sharpest direction each step overshoots by more than it corrects. A schedule that falls"
+        f"{f', as {schedule} did here,' if falls else ''} lets it settle once it is below.",
         f"{limit.formula} = {limit.step}, and training used {lr:g}.",
     )
 
@@ -124,8 +128,9 @@ def gauss_newton_serves(analysis: Analysis) -> Advice | None:
         return None
     return Advice(
         "Gauss–Newton is a good stand-in here",
-        "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) see nearly all of the curvature at "
-        "this point, and its products cost less than those with the Hessian.",
+        "Methods that are built on it (K-FAC, Fisher pruning, most quantisation) see what makes nearly all of the norm "
+        "of H at this point, and its products cost less than those with the Hessian. What curves downwards they do not "
+        "see.",
         f"The functional part has only {percent(share.value, share.error)} of the norm of H.",
     )
 

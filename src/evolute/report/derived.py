@@ -53,7 +53,13 @@ def limits(analysis: Analysis) -> tuple[Limit, ...]:
     if adaptive and adaptive.top > 0:
         bound = Estimate((2 + 2 * BETA) / (1 - BETA))
         step = ratio(bound, Estimate(adaptive.top, adaptive.data))
-        found.append(Limit(f"Adam, β₁ = {BETA:g}", "(2 + 2β₁) / ((1 − β₁) λ_P)", step))
+        found.append(
+            Limit(
+                f"Adam, β₁ = {BETA:g}",
+                "(2 + 2β₁) / ((1\N{NO-BREAK SPACE}−\N{NO-BREAK SPACE}β₁)\N{NO-BREAK SPACE}λ_P)",
+                step,
+            )
+        )
     return tuple(found)
 
 

@@ -73,7 +73,8 @@ def _tiles(run: Analysis) -> tuple[Fact, ...]:
     steps = limits(run)
     if steps:
         step = limit_of_training(run) or steps[0]
-        tiles.append(Fact("Largest stable step", str(step.step), step.method))
+        error = f"± {short(step.step.error, 1)}, " if step.step.error else ""
+        tiles.append(Fact("Largest stable step", short(step.step.value), f"{error}{step.method}"))
     if run.spectrum:
         tiles.append(Fact("Negative curvature", percent(run.spectrum.negative.value), "share of the sum of |λ|"))
     elif run.blocks:
@@ -86,10 +87,15 @@ def _tiles(run: Analysis) -> tuple[Fact, ...]:
 
 def _sure(run: Analysis) -> str:
     unfinished = [cost.what for cost in run.costs if not cost.complete]
-    text = f"{run.products:,} products in {duration(run.provenance.seconds)}, on {run.subject.terms:,.0f} loss terms"
+    time = _unbroken(duration(run.provenance.seconds))
+    text = f"{run.products:,} products in {time}, on {run.subject.terms:,.0f} loss terms"
     if unfinished or run.notes:
         return f"{text}; not everything was finished, see below."
     return f"{text}; what was sampled has its error beside it."
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _checks(run: Analysis) -> tuple[Fact, ...]:

@@ -137,7 +137,7 @@ def _newton(run: Analysis) -> str:
     found = parting(run.blocks)
     share, rest = found.outer.value, found.functional.value
     if rest < 0.15:
-        return f"Nearly all: without the functional part, which has {percent(rest)} of its norm, H would hardly change."
+        return f"Nearly all: Gauss–Newton has {percent(share)} of the norm of H, the functional part {percent(rest)}."
     if rest < 0.6:
         return f"Most of it: Gauss–Newton has {percent(share)} of the norm of H, the functional part {percent(rest)}."
     return f"Only a part: the functional part is {percent(rest)} as large as H itself, Gauss–Newton {percent(share)}."
