@@ -85,3 +85,11 @@ def test_the_figure_comes_from_the_saved_result(result: studies.Result, tmp_path
     texts = [text.get_text() for text in picture.axes[0].texts]
     assert len(texts) == 40 and texts[:4] == ["0.0", "2.0", "2.0", "2.0"]  # H_o of Q with Q
     assert [text.get_text() for text in picture.axes[1].texts].count("·") == 8  # H_f of V with V, O with O
+
+
+def test_an_exponent_that_theory_does_not_say_is_boxed(result: studies.Result) -> None:
+    assert not any(axes.patches for axes in STUDY.figure(result.rows, {}).axes)
+    first, *rest = result.rows
+    assert first["part"] == "H" and rest[0]["part"] == "H_o" and rest[0]["theory"] == 0
+    wrong = {**rest[0], "exponent": 1.0, "ci_low": 0.9, "ci_high": 1.1}
+    assert len(STUDY.figure([first, wrong, *rest[1:]], {}).axes[0].patches) == 1

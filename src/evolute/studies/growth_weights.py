@@ -82,7 +82,7 @@ class GrowthWeightsStudy(Study[GrowthWeights]):
     """One cell per weight, scale and repeat."""
 
     name = "growth_weights"
-    claim = "Each block of the Hessian grows with each weight at a rate of its own, that of V with V only with W_O."
+    claim = "Each block of the Hessian grows with each small weight of attention at a rate of its own."
     config = GrowthWeights
 
     def cells(self, config: GrowthWeights) -> Sequence[Cell]:

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
 PANELS = (("H_o", "small"), ("H_f", "small"), ("H_o", "large"), ("H_f", "large"))
 RANGES = {"small": "weight × 0.01–0.1", "large": "weight × 1–10"}
-NOTE = (
-    "Exponents, with half their intervals from 0.05 on. Boxed: not what theory says of small weights. "
-    "A dot: the block is zero."
-)
 MOST = 2.5  # where the colours end
 
 
@@ -31,7 +27,10 @@ def drawn(table: Sequence[Row]) -> Figure:
         rows = [row for row in table if row["part"] == part and row["range"] == range_]
         _panel(panel, rows, blocks, weights)
         panel.set_title(f"{NAMES[part]},  {RANGES[range_]}")
-    heading(figure, "How fast the norm of each block grows with the size of each weight", NOTE)
+    note = "Exponents, with half their intervals from 0.05 on. A dot: the block is zero."
+    if any(panel.patches for panel in axes):
+        note += " Boxed: not what theory says."
+    heading(figure, "How fast the norm of each block grows with the size of each weight", note)
     return figure
 
 
