@@ -2,6 +2,7 @@
 
 from evolute import calculus, zoo
 from evolute.apps.convergence import convergence
+from evolute.apps.flow import flow
 from evolute.apps.sample_size import SampleSize, sample_size
 from evolute.apps.scaling import Prediction, Scaling, ScalingFit, fit_power_law, fit_scaling
 from evolute.apps.taylor import taylor
@@ -69,6 +70,7 @@ __all__ = [
     "eigsh",
     "fit_power_law",
     "fit_scaling",
+    "flow",
     "from_dense",
     "from_matvec",
     "groups",
