@@ -13,7 +13,6 @@ NAMES: tuple[str, ...] = (
     "growth",
     "growth_weights",
     "heterogeneity",
-    "softmax",
     "sinks",
     "dominance",
     "gauss_newton",
