@@ -48,8 +48,9 @@ def _series(x: Tensor, power: int) -> Tensor:
 
 
 def _log(x: Tensor) -> Tensor:
-    """log|1 − x|."""
-    return torch.where(x < 1, torch.log1p(-x.clamp(max=1)), torch.log1p((x - 2).clamp(min=-1)))
+    """log|1 − x|; finite, so that no steps at all are none at x = 1 too."""
+    found = torch.where(x < 1, torch.log1p(-x.clamp(max=1)), torch.log1p((x - 2).clamp(min=-1)))
+    return found.clamp(min=-1e300)
 
 
 @saveable
