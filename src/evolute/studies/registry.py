@@ -18,6 +18,7 @@ NAMES: tuple[str, ...] = (
     "gauss_newton",
     "layernorm",
     "approximations",
+    "taylor",
 )
 _added = dict[str, Study[Any]]()
 
