@@ -16,6 +16,7 @@ NAMES: tuple[str, ...] = (
     "sinks",
     "dominance",
     "gauss_newton",
+    "landscape",
     "layernorm",
     "approximations",
     "taylor",
