@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import evolute as ev
 from evolute import zoo
 from evolute.errors import StudyError
-from evolute.studies.blocks import exact_norms, layers, norms_of, probed_norms
+from evolute.studies.blocks import exact_norms, layers, probed_norms
 
 LETTERS = ("Q", "K", "V", "O", "W1")
 
@@ -95,13 +95,3 @@ def test_probed_norms_are_those_of_the_dense_blocks_within_their_errors(
         assert norm.error <= 0.1 * expected + 1e-14
     one = probed_norms(*parts, {"Q": names["Q"]}, probes=1, seed=1)
     assert math.isinf(one["Q", "H"].error)
-
-
-def test_norms_of_one_operator_are_exact_where_its_groups_are_small(
-    model: zoo.GPT, batch: tuple[Tensor, Tensor], dense: dict[str, Tensor]
-) -> None:
-    names = layers(model)[0]
-    H = ev.Hessian(ev.Objective(model, [batch], ev.Loss(*zoo.cross_entropy)))
-    found = norms_of(H, {x: names[x] for x in "QV"}, probes=16, seed=0)
-    assert found["Q,V"].error == 0
-    assert found["Q,V"].value == pytest.approx(truth(dense, model, "H", names["Q"], names["V"]), rel=1e-9)

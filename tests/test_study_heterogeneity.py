@@ -15,7 +15,15 @@ from evolute import studies
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.heterogeneity import STUDY, Heterogeneity, contrasts, judged
-from evolute.studies.heterogeneity_measure import dense_hessian, image, magnitudes, measured, subject, typical
+from evolute.studies.heterogeneity_measure import (
+    dense_hessian,
+    image,
+    magnitudes,
+    measured,
+    subject,
+    token_size,
+    typical,
+)
 
 CELL: dict[str, Any] = {"attention": "softmax", "norm": "none", "steps": 0, "seed": 1, "width": 4, "layers": 1}
 CELL |= {"digits": 2, "samples": 4, "lr": 3e-3}
@@ -98,6 +106,11 @@ def test_tiles_of_an_image_keep_to_the_groups() -> None:
     assert torch.isneginf(shown[:a, a:]).all()
 
 
+def test_the_size_of_tokens_is_that_of_embeddings_and_positions_together() -> None:
+    model, data = subject({**CELL, "width": 400})
+    assert token_size(model, data, 8) == pytest.approx((2 / 400) ** 0.5, rel=0.05)
+
+
 def test_training_trains_and_the_same_cell_gives_the_same_rows() -> None:
     cell = {**CELL, "steps": 40}
     before, after, again = (measured({**cell, "steps": steps}) for steps in (0, 40, 40))
@@ -128,9 +141,9 @@ def table(plain: float, linear: float, pre: float, reach: float = 0.1) -> list[R
     ("rows", "answer"),
     [
         (table(2.0, 1.0, 0.5), "holds"),
-        (table(0.6, 1.0, 0.5), "holds in part"),  # not by an order of magnitude
+        (table(0.05, 1.0, 0.5), "holds in part"),  # a ratio that is not known to be one
         (table(2.0, 1.0, -0.5), "holds in part"),
-        (table(0.1, -0.2, -0.3), "does not hold here"),
+        (table(-0.5, -0.2, -0.3), "does not hold here"),
         (table(1.0, 0.5, 0.2, reach=3.0), "undecided"),
         ([], "undecided"),
     ],

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from evolute.calculus.closed_form import ClosedForm
 from evolute.engine.groups import groups
 from evolute.errors import StudyError
-from evolute.krylov.block_columns import block_norms
 from evolute.linop.operator import LinearOperator
 
 PARTS = ("H", "H_o", "H_f")
@@ -118,14 +117,4 @@ def exact_norms(H: ClosedForm, letters: Mapping[str, str]) -> Norms:
         (pair(a, b), part): Norm(tables[part][letters[a], letters[b]], 0.0)
         for a, b in combinations_with_replacement(letters, 2)
         for part in PARTS
-    }
-
-
-def norms_of(op: LinearOperator, letters: Mapping[str, str], probes: int, seed: int) -> dict[str, Norm]:
-    """‖block‖_F of one operator: exact where its structure gives them or groups are no larger than `probes`."""
-    generator = torch.Generator().manual_seed(seed)
-    table = block_norms(op, letters, probes, generator=generator, progress=False)
-    return {
-        pair(a, b): Norm(table[a, b].estimate, table[a, b].standard_error)
-        for a, b in combinations_with_replacement(letters, 2)
     }

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 
 ATTENTIONS, NORMS = ("softmax", "linear"), ("none", "pre")
 STATISTICS = ("median", "rms")
+SCORES = ("loss", "accuracy", "token_size")
 KEYS = ("attention", "norm", "point")
-MUCH = 1.0  # powers of ten: from here on two blocks are unlike
+PLAIN = ("softmax", "none")
+RATIO, BARE, NORMED = "V,V / Q,Q", "without softmax", "with pre-norm"
+SAID = {
+    RATIO: "with softmax and no norm",
+    BARE: "times what it is without softmax",
+    NORMED: "times what it is with pre-norm",
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,7 @@ class HeterogeneityStudy(Study[Heterogeneity]):
     """One cell per attention, norm, point of training and repeat."""
 
     name = "heterogeneity"
-    claim = (
-        "Softmax makes the blocks of the Hessian unlike by orders of magnitude, and a norm before it evens them out."
-    )
+    claim = "Softmax makes the entries of V,V larger than those of Q,Q; without it, or behind a norm, they are closer."
     config = Heterogeneity
 
     def cells(self, config: Heterogeneity) -> Sequence[Cell]:
@@ -108,17 +113,17 @@ def _means(ratios: Sequence[Row]) -> Iterator[Row]:
     for run in _grouped(ratios, (*KEYS, "statistic")):
         where = {key: run[0][key] for key in (*KEYS, "statistic")}
         if len(run) > 1:  # training may have failed
-            yield {"kind": "ratio", "of": "V,V / Q,Q", **where, **_interval([row["decades"] for row in run])}
+            yield {"kind": "ratio", "of": RATIO, **where, **_interval([row["decades"] for row in run])}
 
 
 def contrasts(ratios: Sequence[Row]) -> Iterator[Row]:
     """How much of a ratio goes away: without softmax, with a norm; from pairs of runs that share a seed."""
-    pairs = {"without softmax": ("linear", "none"), "with pre-norm": ("softmax", "pre")}
+    pairs = {BARE: ("linear", "none"), NORMED: ("softmax", "pre")}
     for run in _grouped(ratios, ("point", "statistic")):
         known = {(row["attention"], row["norm"], row["seed"]): row["decades"] for row in run}
-        seeds = [seed for attention, norm, seed in known if (attention, norm) == ("softmax", "none")]
+        seeds = [seed for attention, norm, seed in known if (attention, norm) == PLAIN]
         for name, other in pairs.items():
-            gone = [known["softmax", "none", seed] - known[*other, seed] for seed in seeds if (*other, seed) in known]
+            gone = [known[*PLAIN, seed] - known[*other, seed] for seed in seeds if (*other, seed) in known]
             where = {key: run[0][key] for key in ("point", "statistic")}
             if len(gone) > 1:
                 yield {"kind": "contrast", "of": name, **where, **_interval(gone)}
@@ -149,7 +154,7 @@ def _images(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _scores(rows: Sequence[Row]) -> Iterator[Row]:
     for run in _grouped([row for row in rows if row["kind"] == "score"], KEYS):
-        middle = {name: sum(row[name] for row in run) / len(run) for name in ("loss", "accuracy")}
+        middle = {name: sum(row[name] for row in run) / len(run) for name in SCORES}
         yield {"kind": "score", **{key: run[0][key] for key in KEYS}, **middle}
 
 
@@ -164,48 +169,33 @@ def _grouped(rows: Sequence[Row], keys: Sequence[str]) -> Iterator[list[Row]]:
 
 
 def judged(table: Sequence[Row]) -> Verdict:
-    """Softmax: more than MUCH; without softmax, and with a norm: less of it. Each before and after training."""
-    told = {
-        (row["of"], row["point"]): row for row in table if row["kind"] == "contrast" and row["statistic"] == "median"
-    }
-    plain = {
-        row["point"]: row
-        for row in table
-        if row["kind"] == "ratio" and row["statistic"] == "median" and (row["attention"], row["norm"]) == KEEPS
-    }
-    answers = [_above(row, MUCH) for row in plain.values()] + [_above(row, 0.0) for row in told.values()]
-    if not answers:
-        return Verdict("undecided", "softmax attention without a norm was not measured.")
-    sentence = "; ".join([*(_plain(row) for row in plain.values()), *(_contrast(row) for row in told.values())])
-    return Verdict(_answer(answers), f"{sentence}.")
-
-
-KEEPS = ("softmax", "none")
-
-
-def _above(row: Row, bound: float) -> bool | None:
-    """Whether the interval lies above; None if it holds the bound."""
-    return True if row["ci_low"] > bound else False if row["ci_high"] < bound else None
-
-
-def _answer(answers: Sequence[bool | None]) -> str:
+    """V,V above Q,Q with softmax and no norm; less so without softmax, and less so with a norm: at each point."""
+    told = [row for row in table if row.get("statistic") == "median" and _counts(row)]
+    answers = [_positive(row) for row in told]
     if all(answer is None for answer in answers):
-        return "undecided"
-    if all(answers):
-        return "holds"
-    return "holds in part" if any(answers) else "does not hold here"
+        return Verdict("undecided", "no interval of softmax attention without a norm lies on one side of zero.")
+    answer = "holds" if all(answers) else "holds in part" if any(answers) else "does not hold here"
+    points = dict.fromkeys(row["point"] for row in told)
+    return Verdict(
+        answer, "; ".join(_said(point, [row for row in told if row["point"] == point]) for point in points) + "."
+    )
 
 
-def _plain(row: Row) -> str:
-    return f"{row['point']}: the median entry of V,V is 10^({_number(row)}) times that of Q,Q with softmax and no norm"
+def _counts(row: Row) -> bool:
+    return row["kind"] == "contrast" or (row["kind"] == "ratio" and (row["attention"], row["norm"]) == PLAIN)
 
 
-def _contrast(row: Row) -> str:
-    return f"{row['point']}: {row['of']} it is 10^({_number(row)}) times less"
+def _positive(row: Row) -> bool | None:
+    """Whether the interval lies above zero; None if it holds it."""
+    return True if row["ci_low"] > 0 else False if row["ci_high"] < 0 else None
 
 
-def _number(row: Row) -> str:
-    return f"{row['decades']:.2f} ± {(row['ci_high'] - row['ci_low']) / 2:.2f}"
+def _said(point: str, rows: Sequence[Row]) -> str:
+    """Factors, with the power of ten and its interval."""
+    factors = [
+        f"10^({row['decades']:.2f} ± {(row['ci_high'] - row['ci_low']) / 2:.2f}) {SAID[row['of']]}" for row in rows
+    ]
+    return f"{point}: the median entry of V,V over that of Q,Q is {', '.join(factors)}"
 
 
 STUDY = HeterogeneityStudy()

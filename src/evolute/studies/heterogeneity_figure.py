@@ -24,25 +24,24 @@ VARIANTS: dict[Variant, str] = {
 }
 POINTS = {"initialisation": ("at initialisation", ":"), "trained": ("trained", "-")}
 BLOCKS = {"Q": PALETTE["blue"], "K": PALETTE["teal"], "V": PALETTE["orange"]}
-DECADES = 6  # that the colours span, down from the largest entry of all images
+DECADES = 6  # that the colours span, down from the largest tile of a line of images
 NAMED = 6  # pixels that a group must have to be named
 
 
 def drawn(table: Sequence[Row]) -> Figure:
     """A column per model: its image before and after training, and the histograms of both."""
     made, axes = panels(4, 11.0, 8.2, rows=3, height_ratios=(1, 1, 0.62))
-    images = {(_variant(row), row["point"]): row for row in table if row["kind"] == "image"}
-    top = max((max(map(max, magnitudes(row))) for row in images.values()), default=0.0)
+    for line, (point, (label, _)) in enumerate(POINTS.items()):
+        _images(
+            axes[4 * line : 4 * line + 4], [row for row in table if row["kind"] == "image" and row["point"] == point]
+        )
+        axes[4 * line].set_ylabel(label, labelpad=10, fontsize=10)
     for column, (variant, title) in enumerate(VARIANTS.items()):
-        for line, point in enumerate(POINTS):
-            _image(axes[4 * line + column], images.get((variant, point)), math.ceil(top))
         _histograms(axes[8 + column], [row for row in table if _variant(row) == variant])
         axes[column].set_title(title)
-    for line, (point, _) in enumerate(POINTS.values()):
-        axes[4 * line].set_ylabel(point, labelpad=10, fontsize=10)
     axes[8].set_ylabel("entries per decade, %")
-    _legend(made, axes[:8])
-    heading(made, "The Hessian, entry by entry: how unlike its blocks are, with softmax and without")
+    _legend(made)
+    heading(made, "The Hessian, entry by entry, before training and after it")
     return made
 
 
@@ -51,6 +50,19 @@ def _variant(row: Row) -> Variant:
 
 
 # ---- images
+
+
+def _images(axes: Sequence[Axes], rows: Sequence[Row]) -> None:
+    """A line of them, in the same colours."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    top = math.ceil(max((max(map(max, magnitudes(row))) for row in rows), default=0.0))
+    known = {_variant(row): row for row in rows}
+    for panel, variant in zip(axes, VARIANTS, strict=True):
+        _image(panel, known.get(variant), top)
+    colours = ScalarMappable(Normalize(top - DECADES, top), ramp().resampled(4 * DECADES))
+    axes[0].figure.colorbar(colours, ax=list(axes), shrink=0.8, aspect=22, label="$\\log_{10}|h|$ of a tile, r.m.s.")
 
 
 def _image(axes: Axes, row: Row | None, top: int) -> None:
@@ -96,7 +108,7 @@ def _histograms(axes: Axes, rows: Sequence[Row]) -> None:
             dash = POINTS[row["point"]][1]
             shares = [100 * count / max(1, sum(row["counts"])) / step for count in row["counts"]]
             axes.plot(middles, shares, dash, color=BLOCKS[letter], lw=1.5, drawstyle="steps-mid")
-    axes.set_xlim(-9.5, 1)
+    axes.set_xlim(-9.5, 2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("$\\log_{10}|h|$ of entries of a block")
     axes.grid(axis="x")
@@ -106,21 +118,27 @@ def _histograms(axes: Axes, rows: Sequence[Row]) -> None:
 def _ratios(rows: Sequence[Row]) -> str:
     """The medians of V,V over Q,Q, in powers of ten."""
     told = {row["point"]: row for row in rows if row["kind"] == "ratio" and row["statistic"] == "median"}
-    powers = [f"$10^{{{row['decades']:.1f} \\pm {_half(row):.1f}}}$" for row in told.values()]
+    powers = [f"$10^{{{_tenths(row['decades'])} \\pm {_half(row):.1f}}}$" for row in told.values()]
     return f"V,V : Q,Q  = {' → '.join(powers)}" if powers else ""
+
+
+def _tenths(value: float) -> str:
+    """Without a sign of zero.
+
+    >>> _tenths(-0.04), _tenths(-0.26)
+    ('0.0', '-0.3')
+    """
+    return f"{round(value, 1) + 0.0:.1f}"
 
 
 def _half(row: Row) -> float:
     return (row["ci_high"] - row["ci_low"]) / 2
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Colours of the images, on the right; lines of the histograms, below."""
-    from matplotlib.cm import ScalarMappable
+def _legend(figure: Figure) -> None:
+    """Lines of the histograms, below."""
     from matplotlib.lines import Line2D
 
-    drawn_image = next((image for panel in axes for image in panel.images), ScalarMappable(cmap=ramp()))
-    figure.colorbar(drawn_image, ax=axes, shrink=0.6, aspect=30, label="$\\log_{10}|h|$, root mean square of a tile")
     lines: list[Any] = [Line2D([], [], color=colour, lw=2, label=f"{name},{name}") for name, colour in BLOCKS.items()]
     lines += [Line2D([], [], color=PALETTE["soft"], ls=dash, label=name) for name, dash in POINTS.values()]
     figure.legend(handles=lines, loc="outside lower center", ncols=5)

@@ -30,7 +30,13 @@ def measured(cell: Cell) -> list[Row]:
     model, data = subject(cell)
     loss, accuracy = _trained(model, data, cell)
     H, sizes = dense_hessian(model.double(), data, cell["samples"])
-    found = [{"kind": "score", "loss": loss, "accuracy": accuracy}, *typical(H, sizes), image(H, sizes)]
+    score = {
+        "kind": "score",
+        "loss": loss,
+        "accuracy": accuracy,
+        "token_size": token_size(model, data, cell["samples"]),
+    }
+    found = [score, *typical(H, sizes), image(H, sizes)]
     return [{**{key: cell[key] for key in ("attention", "norm", "steps", "seed")}, **row} for row in found]
 
 
@@ -53,6 +59,14 @@ def _trained(model: GPT, data: Dataset, cell: Cell) -> tuple[float, float]:
     how: Any = {"lr": cell["lr"], "schedule": "warmup_cosine", "seed": cell["seed"], "progress": False}
     result = train(model, data, steps=cell["steps"], **how)
     return result.loss, result.accuracy or 0.0
+
+
+@torch.no_grad()
+def token_size(model: GPT, data: Dataset, samples: int) -> float:
+    """σ, the root mean square of an entry of the tokens that come into the first layer."""
+    x = data.train.x[:samples]
+    tokens = model.embed(x) + model.position.weight[: x.shape[1]]
+    return float(tokens.double().square().mean().sqrt())
 
 
 def dense_hessian(model: GPT, data: Dataset, samples: int) -> tuple[Tensor, dict[str, int]]:
