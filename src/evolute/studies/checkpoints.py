@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -75,9 +76,10 @@ def load(folder: str, samples: int, length: int, tokens: str, precision: str, se
     if precision not in ("float64", "float32"):
         raise StudyError(f"precision: expected float64 or float32, got {precision!r}.")
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, attn_implementation="eager", dtype=getattr(torch, precision)
-        )
+        with _without_bars(transformers.utils.logging):
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, attn_implementation="eager", dtype=getattr(torch, precision)
+            )
     except (OSError, ValueError) as error:
         raise StudyError(f"model: '{folder}' cannot be loaded as a causal language model: {error}") from error
     ids = _ids(transformers, folder, samples, length, tokens, seed)
@@ -101,6 +103,18 @@ def _library() -> Any:
     except ImportError as error:
         raise MissingExtraError("checkpoints need transformers: pip install 'evolute[hf]'") from error
     return transformers
+
+
+@contextmanager
+def _without_bars(logging: Any) -> Generator[None]:
+    """The study has a progress bar of its own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _ids(transformers: Any, folder: str, samples: int, length: int, tokens: str, seed: int) -> Tensor:
