@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from evolute.apps.activation_taps import Taps, tapped
 from evolute.apps.block_lists import Blocks, blocks_of
 from evolute.engine.hf import hf_loss
-from evolute.engine.linear_maps import functional_hessian, gauss_newton
+from evolute.engine.linear_maps import LinearMap, functional_hessian, gauss_newton
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Evaluated, Objective
-from evolute.engine.operators import FunctionalHessian, GaussNewton
+from evolute.engine.operators import Hessian
 from evolute.errors import ModelError, VectorError
 from evolute.krylov.provenance import provenance
 from evolute.krylov.randomness import sphere, stream
@@ -29,7 +29,6 @@ from evolute.krylov.results import Quantity, Result
 from evolute.krylov.storage import saveable
 
 PARTS = ("H", "H_o", "H_f")
-Products = Callable[[Tensor], tuple[Tensor, Tensor]]  # rows v → (H_o v, H_f v)
 
 
 @saveable
@@ -139,14 +138,12 @@ class _Run:
         with self.objective.running():
             for index, batch in self.objective.batches:
                 self._batch(index, batch)
-        outer, functional = GaussNewton(self.objective), FunctionalHessian(self.objective)
-        gradient = self.objective.space.unflatten(self.objective.gradient())
-        made = [self._block(name, outer, functional, gradient) for name in self.blocks]
+            made = [self._block(name) for name in self.blocks]
         return Flow(
             products=self.products,
             status="exact" if all(each.activations.trace["H"].exact for each in made) else "sampled",
             method=f"random vectors, {self.probes} for each block",
-            provenance=provenance(outer, outer.dtype, self.generator.initial_seed()),
+            provenance=provenance(Hessian(self.objective), self.objective.space.dtype, self.generator.initial_seed()),
             terms=self.terms,
             blocks=tuple(made),
         )
@@ -166,53 +163,64 @@ class _Run:
 
     def _activations(self, name: str, taps: Taps, each: Evaluated) -> None:
         """The loss of this batch as a function of δ_l alone."""
-        delta, alone = taps.deltas[name], copy.copy(self.objective)
-        alone.parameters = {name: delta}  # pyright: ignore[reportAttributeAccessIssue]  a leaf in place of a parameter
-        G, F = gauss_newton(alone, each), functional_hessian(alone, each)
-
-        def products(rows: Tensor) -> tuple[Tensor, Tensor]:
-            views = [row.view_as(delta) for row in rows]
-            outer, functional = ([_dense(A(v)[0], delta) for v in views] for A in (G, F))
-            return torch.stack(outer), torch.stack(functional)
-
-        gradient = _dense(G.gradient[0], delta)
-        self.sums[name].add(products, delta, self.generator, float(gradient.double().square().sum()))
-        self.products += 2 * min(self.probes, delta.numel())
+        delta = taps.deltas[name]
+        maps = _maps(self.objective, each, {name: delta})
+        rows = self.sums[name].drawn(delta.numel(), delta, self.generator)
+        outer, functional = (_images(A, rows, [delta]) for A in maps)
+        self.sums[name].add(rows, outer, functional, float(_flat(maps[0].gradient, [delta]).double().square().sum()))
+        self.products += 2 * len(rows)
 
     # ---- parameters
 
-    def _block(
-        self, name: str, outer: GaussNewton, functional: FunctionalHessian, gradient: Mapping[str, Tensor]
-    ) -> BlockFlow:
+    def _block(self, name: str) -> BlockFlow:
         rows, N = self.rows[name], self.objective.normaliser(self.terms)
         return BlockFlow(
             name=name,
-            parameters=self._parameters(name, outer, functional, gradient),
+            parameters=self._parameters(name, N),
             activations=self.sums[name].curvature(N, per_term=True),
             inverse_variance={at: total / count for at, (total, count) in rows.variances.items()},
             residual_share=rows.share[0] / rows.share[1] if rows.share[1] else None,
             activation=math.sqrt(rows.square[0] / rows.square[1]),
         )
 
-    def _parameters(
-        self, name: str, outer: GaussNewton, functional: FunctionalHessian, gradient: Mapping[str, Tensor]
-    ) -> Curvature | None:
-        mine = {id(parameter) for parameter in self.blocks[name].parameters()}
-        names = [key for key, parameter in self.objective.parameters.items() if id(parameter) in mine]
-        if not names:
+    def _parameters(self, name: str, terms: float) -> Curvature | None:
+        """Directly, batch by batch: a recorded program for each block would cost more than it saves."""
+        inside = {id(parameter) for parameter in self.blocks[name].parameters()}
+        mine = {key: parameter for key, parameter in self.objective.parameters.items() if id(parameter) in inside}
+        if not mine:
             return None
-        G, F = outer.restrict(names), functional.restrict(names)
-        sums, like = _Sums(self.probes), torch.empty(G.shape[0], dtype=G.dtype, device=G.device)
-        square = sum(float(gradient[key].double().square().sum()) for key in names)
-        sums.add(lambda rows: (G.apply_rows(rows), F.apply_rows(rows)), like, self.generator, square)
-        self.products += 2 * min(self.probes, len(like))
+        leaves, sums = list(mine.values()), _Sums(self.probes)
+        rows = sums.drawn(sum(leaf.numel() for leaf in leaves), leaves[0], self.generator)
+        outer, functional = torch.zeros_like(rows), torch.zeros_like(rows)
+        gradient = torch.zeros_like(rows[0])
+        for each in self.objective.evaluate():
+            maps = _maps(self.objective, each, mine)
+            for total, A in zip((outer, functional), maps, strict=True):
+                total += _images(A, rows, leaves) / terms
+            gradient += _flat(maps[0].gradient, leaves) / terms
+        self.products += 2 * len(rows)
+        sums.add(rows, outer, functional, float(gradient.double().square().sum()))
         return sums.curvature(1.0, per_term=False)
 
 
-def _dense(piece: Tensor | None, like: Tensor) -> Tensor:
-    return (
-        torch.zeros(like.numel(), dtype=like.dtype, device=like.device) if piece is None else piece.detach().reshape(-1)
-    )
+def _maps(objective: Objective, each: Evaluated, leaves: Mapping[str, Tensor]) -> tuple[LinearMap, LinearMap]:
+    """H_o and H_f of one batch, of the loss as a function of these alone."""
+    alone = copy.copy(objective)
+    alone.parameters = dict(leaves)  # pyright: ignore[reportAttributeAccessIssue]  leaves in place of parameters
+    return gauss_newton(alone, each), functional_hessian(alone, each)
+
+
+def _images(A: LinearMap, rows: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """A v of each row v."""
+    sizes = [leaf.numel() for leaf in leaves]
+    split = [[piece.view_as(leaf) for piece, leaf in zip(v.split(sizes), leaves, strict=True)] for v in rows]
+    return torch.stack([_flat(A(*pieces), leaves) for pieces in split])
+
+
+def _flat(pieces: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Tensor:
+    """None stands for zero."""
+    pairs = zip(pieces, leaves, strict=True)
+    return torch.cat([torch.zeros_like(x).reshape(-1) if p is None else p.detach().reshape(-1) for p, x in pairs])
 
 
 class _Rows:
@@ -246,13 +254,16 @@ class _Sums:
         self.forms, self.squares, self.variances = torch.zeros(3, len(PARTS), probes, dtype=torch.float64)
         self.gradient = 0.0
 
-    def add(self, products: Products, like: Tensor, generator: torch.Generator, gradient: float) -> None:
+    def drawn(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
         """Uniform directions; or, where these are no fewer, all coordinates one by one."""
-        n = like.numel()
-        whole = n <= self.probes
-        rows = torch.eye(n, dtype=like.dtype, device=like.device) if whole else sphere(self.probes, n, generator, like)
-        outer, functional = (each.double() for each in products(rows))
-        for place, image in enumerate((outer + functional, outer, functional)):
+        if n <= self.probes:
+            return torch.eye(n, dtype=like.dtype, device=like.device)
+        return sphere(self.probes, n, generator, like.detach())
+
+    def add(self, rows: Tensor, outer: Tensor, functional: Tensor, gradient: float) -> None:
+        """(k, n) probes and their images."""
+        n, whole = rows.shape[1], rows.shape[1] <= self.probes
+        for place, image in enumerate((outer.double() + functional.double(), outer.double(), functional.double())):
             forms, squares = (rows.double() * image).sum(1).cpu(), image.square().sum(1).cpu()
             self.forms[place] += forms.sum() if whole else forms
             self.squares[place] += squares.sum() if whole else squares
