@@ -17,6 +17,7 @@ NAMES: tuple[str, ...] = (
     "dominance",
     "gauss_newton",
     "landscape",
+    "budget",
     "layernorm",
     "approximations",
     "taylor",
