@@ -47,7 +47,7 @@ class Dominance(OverTraining):
 
     models: tuple[str, ...] = ("vit_digits", "vit_fashion", "gpt_english")
     points: tuple[float, ...] = (0.0, 0.05, 0.2, 1.0)
-    repeats: int = 5
+    repeats: int = 4
     rivals: tuple[str, ...] = ("Q", "O", "W1", "W2")
 
 
