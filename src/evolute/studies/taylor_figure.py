@@ -47,7 +47,7 @@ def _steps(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(lengths, cubic, color=SERIES[place], lw=1.2, ls=":")
     axes.axhline(SHARE, color=PALETTE["soft"], lw=0.8)
     axes.set(xscale="log", yscale="log", xlabel="length of the step / length of the weights", ylim=(1e-6, 30))
-    axes.set_title("Share of a step that is missed")
+    axes.set_title(f"Share of a step that is missed (line: {SHARE:.0%})")
     axes.plot([], [], color=PALETTE["soft"], lw=1.2, ls=":", label="with third order")
     axes.legend(loc="lower right")
 
@@ -84,8 +84,8 @@ def _times(axes: Axes, rows: Sequence[Row]) -> None:
                 axes.plot(times, means, color=SERIES[place], lw=1.2, ls="--")
     axes.plot([], [], color=PALETTE["soft"], lw=1.2, ls="--", label="one eigenvalue")
     axes.axhline(NEAR, color=PALETTE["soft"], lw=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="steps of gradient descent", ylim=(1e-4, 20))
-    axes.set_title("Relative error of the predicted change")
+    axes.set(xscale="log", yscale="log", xlabel="steps of gradient descent", ylim=(1e-8, 20))
+    axes.set_title(f"Relative error of the predicted change (line: {NEAR:.0%})")
     axes.legend(loc="lower right")
 
 
