@@ -12,13 +12,13 @@ from torch import nn
 
 import evolute as ev
 from evolute import studies
+from evolute.apps.captured import by_rows
+from evolute.apps.curvature_approximations import Diagonal, Full
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.approximations import Approximations
 from evolute.studies.approximations_table import made
 from evolute.studies.approximations_verdict import judged
-from evolute.studies.captured import by_rows
-from evolute.studies.curvature_approximations import Diagonal, Full
 from evolute.studies.newton_steps import Slope, cosine, damped, errors
 
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.func import hessian, jacrev
 
 from evolute import studies
+from evolute.apps.captured import captured, tokens
 from evolute.errors import StudyError
 from evolute.studies import Row
-from evolute.studies.captured import captured, tokens
 from evolute.studies.layernorm import LayerNorm
 from evolute.studies.layernorm_depth import entropy, initial, model_of, trainings
 from evolute.studies.layernorm_rows import norm_options, one_block, one_row
@@ -183,6 +183,7 @@ def test_a_tiny_run_and_its_figure_from_the_saved_result(tmp_path: Path, monkeyp
         ("depths=0", "depths: expected positive numbers"),
         ("sigmas=-1,2", "sigmas: expected positive numbers"),
         ("repeats=1", "repeats: an interval takes two or more, got 1"),
+        ("optimizer=adma", "optimizer: expected one of sgd, momentum, adam, adamw, got 'adma'"),
     ],
 )
 def test_bad_settings_are_named(setting: str, message: str) -> None:

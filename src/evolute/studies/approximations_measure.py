@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evolute.engine.objective import Objective
-from evolute.engine.operators import GaussNewton, Hessian
-from evolute.linop.convert import to_dense
-from evolute.studies.captured import by_rows, captured, linear_groups, sample_gradients
-from evolute.studies.curvature_approximations import (
+from evolute.apps.captured import by_rows, captured, linear_groups, sample_gradients
+from evolute.apps.curvature_approximations import (
     Approximation,
     Blocks,
     Diagonal,
@@ -26,8 +23,11 @@ from evolute.studies.curvature_approximations import (
     shampoo,
     square_root,
 )
+from evolute.apps.output_factor import cross_entropy_columns, label_column
+from evolute.engine.objective import Objective
+from evolute.engine.operators import GaussNewton, Hessian
+from evolute.linop.convert import to_dense
 from evolute.studies.newton_steps import Slope, cosine, damped, errors
-from evolute.studies.output_factor import cross_entropy_columns, label_column
 from evolute.studies.study import Cell, Row
 from evolute.studies.subjects import Subject, at
 

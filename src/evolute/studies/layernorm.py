@@ -21,6 +21,7 @@ from evolute.studies.layernorm_rows import natural_rows, one_block, one_row
 from evolute.studies.layernorm_table import made
 from evolute.studies.layernorm_verdict import judged
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
+from evolute.zoo.training import OPTIMIZERS
 
 if TYPE_CHECKING:
     from typing import Any
@@ -60,6 +61,8 @@ class LayerNorm(Config):
                 raise StudyError(f"{name}: expected positive numbers (products: two or more), got {values}.")
         if self.repeats < 2:
             raise StudyError(f"repeats: an interval takes two or more, got {self.repeats}.")
+        if self.optimizer not in OPTIMIZERS:
+            raise StudyError(f"optimizer: expected one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}.")
 
 
 class LayerNormStudy(Study[LayerNorm]):

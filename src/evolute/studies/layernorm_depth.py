@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from evolute.apps.captured import captured, tokens
+from evolute.apps.output_factor import cross_entropy_columns
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
 from evolute.engine.operators import Hessian
 from evolute.errors import NonFiniteError
 from evolute.krylov.one_pass import spectrum
-from evolute.studies.captured import captured, tokens
 from evolute.studies.layernorm_rows import norm_options
-from evolute.studies.output_factor import cross_entropy_columns
 from evolute.studies.study import Cell, Row
 from evolute.zoo import Dataset, ViT, cross_entropy, digits, train
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evolute.apps.captured import Captured, captured, tokens
+from evolute.apps.output_factor import cross_entropy_columns
 from evolute.calculus import closed_form
 from evolute.calculus.normalization import Normalization, layernorm, rmsnorm
-from evolute.studies.captured import Captured, captured, tokens
 from evolute.studies.fits import slope
-from evolute.studies.output_factor import cross_entropy_columns
 from evolute.studies.study import Cell, Row
 from evolute.studies.subjects import Subject, at
 from evolute.zoo import Block, BlockConfig

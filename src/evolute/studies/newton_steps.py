@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from evolute.apps.curvature_approximations import Approximation
 from evolute.engine.objective import Objective
 from evolute.linop.space import Selection
-from evolute.studies.curvature_approximations import Approximation
 
 LENGTHS = (0.3, 1.0, 3.0)  # of the best one of the quadratic model
 
@@ -20,7 +20,7 @@ LENGTHS = (0.3, 1.0, 3.0)  # of the best one of the quadratic model
 def damped(approximation: Approximation, g: Tensor, damping: float) -> Tensor:
     """(|A| + δ)⁻¹ g with δ = damping · mean |λ(A)|: the same direction for A and for c·A.
 
-    >>> from evolute.studies.curvature_approximations import Diagonal
+    >>> from evolute.apps.curvature_approximations import Diagonal
     >>> damped(Diagonal(torch.tensor([1.0, -3.0])), torch.tensor([2.0, 4.0]), 0.5)
     tensor([1., 1.])
     """

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import evolute as ev
-from evolute.studies.captured import Captured, by_rows, captured, linear_groups, sample_gradients
-from evolute.studies.output_factor import cross_entropy_columns, label_column, sampled_columns, square_columns
+from evolute.apps.captured import Captured, by_rows, captured, linear_groups, sample_gradients
+from evolute.apps.output_factor import cross_entropy_columns, label_column, sampled_columns, square_columns
 from evolute.studies.subjects import Subject, at
 
 

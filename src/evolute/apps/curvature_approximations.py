@@ -21,8 +21,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from evolute.apps.captured import Columns, captured, with_one
 from evolute.engine.objective import Objective
-from evolute.studies.captured import Columns, captured, with_one
 
 # ---- matrices that are cheap to invert
 

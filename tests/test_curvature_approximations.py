@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import evolute as ev
-from evolute.engine.objective import Objective
-from evolute.studies.captured import by_rows, captured, linear_groups, tokens
-from evolute.studies.curvature_approximations import (
+from evolute.apps.captured import by_rows, captured, linear_groups, tokens
+from evolute.apps.curvature_approximations import (
     Approximation,
     Blocks,
     Diagonal,
@@ -26,7 +25,8 @@ from evolute.studies.curvature_approximations import (
     shampoo,
     square_root,
 )
-from evolute.studies.output_factor import cross_entropy_columns, square_columns
+from evolute.apps.output_factor import cross_entropy_columns, square_columns
+from evolute.engine.objective import Objective
 from evolute.studies.subjects import Subject, at
 from evolute.zoo import MLP
 
