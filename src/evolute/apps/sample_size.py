@@ -159,7 +159,7 @@ class Search:
         return self.orders.change(self.count - 1)[0] >= self.tolerance
 
     def least(self) -> int:
-        """k*; beyond the data by d_k = d_{K−1} K/(k+1), which is never too small (see `order_changes`)."""
+        """k*; beyond the data by d_k = d_{K−1} K/(k+1): never too small, where all have one number of terms."""
         if self.extrapolated:
             last = self.orders.change(self.count - 1)[0]
             return math.floor(last * self.count / self.tolerance - 1) + 1
