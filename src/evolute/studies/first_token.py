@@ -1,4 +1,4 @@
-"""How much attention goes to the first token of a sequence: per layer, a mean over heads and later queries."""
+"""The scores and weights of attention in a model of the zoo, and how much of them goes to the first token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shares(model: nn.Module, tokens: Tensor) -> list[float]:
     >>> [round(share, 6) for share in shares(model, torch.zeros(1, 5, dtype=torch.long))]
     [1.0]
     """
-    with torch.no_grad(), _seen(model) as inputs:
+    with torch.no_grad(), seen(model) as inputs:
         model(tokens)
         return [share_of(weights(attention, x)) for attention, x in zip(attentions(model), inputs, strict=True)]
 
@@ -48,19 +48,24 @@ def share_of(A: Tensor) -> float:
     return float(A[..., 1:, 0].mean())
 
 
+def scores(attention: Attention, x: Tensor) -> Tensor:
+    """What becomes weights: q kᵀ/√d_K + sink on the first key, (B, H, L, L), from the equation."""
+    q, k = (tap(x).unflatten(-1, (attention.config.heads, -1)).transpose(1, 2) for tap in (attention.q, attention.k))
+    made = q @ k.mT / math.sqrt(attention.config.head_width)
+    made[..., 0] += attention.config.sink
+    return made
+
+
 def weights(attention: Attention, x: Tensor) -> Tensor:
-    """A = softmax(q kᵀ/√d_K + sink on the first key), (B, H, L, L), from the equation."""
-    config, L = attention.config, x.shape[1]
-    q, k = (tap(x).unflatten(-1, (config.heads, -1)).transpose(1, 2) for tap in (attention.q, attention.k))
-    scores = q @ k.mT / math.sqrt(config.head_width)  # (B, H, L, L)
-    scores[..., 0] += config.sink
-    if config.causal:
-        scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool, device=x.device).triu(1), -math.inf)
-    return scores.softmax(-1)
+    """A = softmax(scores), (B, H, L, L), where tokens see the past only if the model says so."""
+    made, L = scores(attention, x), x.shape[1]
+    if attention.config.causal:
+        made = made.masked_fill(torch.ones(L, L, dtype=torch.bool, device=x.device).triu(1), -math.inf)
+    return made.softmax(-1)
 
 
 @contextmanager
-def _seen(model: nn.Module) -> Generator[list[Tensor]]:
+def seen(model: nn.Module) -> Generator[list[Tensor]]:
     """What goes into each attention of the model, while it runs."""
     inputs = list[Tensor]()
 

@@ -13,6 +13,7 @@ NAMES: tuple[str, ...] = (
     "growth",
     "growth_weights",
     "heterogeneity",
+    "softmax",
     "sinks",
     "dominance",
     "gauss_newton",
