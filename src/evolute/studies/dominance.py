@@ -260,7 +260,7 @@ def _strongest(table: Sequence[Row]) -> str:
         first = max(here, key=lambda row: row["share"])["group"]
         firsts[first] = firsts.get(first, 0) + 1
     order = ", ".join(f"{group} ({count})" for group, count in sorted(firsts.items(), key=lambda each: -each[1]))
-    return f"of all groups, largest by Frobenius norm in {len(places)} models and steps: {order}."
+    return f"over {len(places)} (model, step), the largest of all groups by Frobenius norm is {order}."
 
 
 STUDY = DominanceStudy()
