@@ -37,7 +37,11 @@ def drawn(table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
     names = list(NAMES.values())[1:]
     shape.set_yticks(range(len(names)), names)
     shape.set_ylim(len(names) - 0.4, -0.6)
-    shape.set(title="Single blocks: what is wrong\nbut for the size", xlabel="√(1 − cos²) of A and H_o", xlim=(0, 1.02))
+    shape.set(
+        title="Single blocks: what is wrong\nbut for the size",
+        xlabel=r"√(1 − cos²) of $A$ and $H_\mathrm{o}$",
+        xlim=(0, 1.02),
+    )
     angle.set(title="Single blocks: angle\nto the true damped step", xlabel="cosine", xlim=(0, 1.02))
     gain.set(title="All weights at once:\nfall of the loss", xlabel="in units of the true step's")
     gain.axvline(1.0, color=PALETTE["soft"], lw=0.8, ls="--")

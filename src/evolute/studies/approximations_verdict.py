@@ -37,27 +37,26 @@ def _count(rows: Sequence[Row], of: str, measure: str) -> tuple[int, int, int]:
 
 
 def _told(rows: Sequence[Row], of: str) -> str:
-    each = []
+    each = list[str]()
     for measure, words in WORDS.items():
         better, worse, total = _count(rows, of, measure)
         each.append(f"{words} in {better} of {total} (worse in {worse})")
-    return f"{NAMES[of]} against the exact diagonal, in single blocks of H_o of Transformers: {', '.join(each)}"
+    return f"{NAMES[of]} against the true diagonal, in single blocks of H_o of Transformers: {', '.join(each)}"
 
 
 def _whole(table: Sequence[Row]) -> str:
-    """What each step gains on all weights at once."""
-    rows = [
-        row
-        for row in table
-        if row["part"] == "mean" and (row["group"], row["reference"], row["measure"]) == (WHOLE, "H_o", "share")
-    ]
-    ours = [row for row in rows if not row["model"].startswith("mlp")]
-    if not ours:
+    """What each step gains on all weights at once, at the last stage that was measured."""
+    wanted = {"part": "mean", "group": WHOLE, "reference": "H_o", "measure": "share"}
+    rows = [row for row in table if all(row.get(key) == value for key, value in wanted.items())]
+    if not rows:
         return ""
-    means = {name: [row["value"] for row in ours if row["approximation"] == name] for name in NAMES}
-    shown = ("groups", "kfac", "shampoo", "diagonal", "adam", "gradient")
-    told = ", ".join(f"{NAMES[name]} {sum(means[name]) / len(means[name]):.2f}" for name in shown if means[name])
-    return f"; of the true step's gain on all weights at once they get: {told}"
+    stage = rows[-1]["stage"]
+    told = [
+        f"{row['model']} {NAMES[row['approximation']]} {row['value']:.2f} ({row['ci_low']:.2f} to {row['ci_high']:.2f})"
+        for row in rows
+        if row["stage"] == stage and row["approximation"] in ("kfac", "diagonal")
+    ]
+    return f"; of the true step's gain on all weights at once ({stage}): {', '.join(told)}"
 
 
 def _control(rows: Sequence[Row]) -> str:
