@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evolute.errors import MissingExtraError, StudyError
+from evolute.errors import StudyError
 from evolute.zoo import english
+from evolute.zoo.extras import extra
 
 CHARACTERS = 16  # of prose for each token that is wanted: enough for any tokenizer
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt")
@@ -67,7 +68,7 @@ def load(folder: str, samples: int, length: int, tokens: str, precision: str, se
         precision: "float64" or "float32".
         seed: which windows.
     """
-    transformers = _library()
+    transformers = extra("transformers", "'evolute[hf]'", "Checkpoints")
     if not (Path(folder) / "config.json").is_file():
         raise StudyError(
             f"model: expected a folder with config.json, as save_pretrained writes it, got '{folder}'; "
@@ -95,14 +96,6 @@ def load(folder: str, samples: int, length: int, tokens: str, precision: str, se
             "which is how a sink is added; expected a decoder such as GPT-2 or Llama, and a --set length= it takes."
         )
     return made
-
-
-def _library() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError("checkpoints need transformers: pip install 'evolute[hf]'") from error
-    return transformers
 
 
 @contextmanager
