@@ -19,6 +19,7 @@ NAMES: tuple[str, ...] = (
     "gauss_newton",
     "landscape",
     "budget",
+    "scaling",
     "layernorm",
     "approximations",
     "taylor",
