@@ -159,6 +159,7 @@ def contests(shape: tuple[float, float], other: tuple[float, float], model: str 
         (contests((0.1, 0.3), (0.1, 0.2)), "holds in part"),
         (contests((0.1, 0.3), (-0.2, -0.1)), "does not hold here"),
         (contests((-0.1, 0.1), (-0.1, 0.1)), "undecided"),
+        (contests((-0.3, -0.1), (-0.1, 0.1)), "undecided"),  # two of six comparisons tell anything
         (contests((-0.3, -0.1), (0.1, 0.2), "mlp_digits"), "undecided"),
         ([], "undecided"),
     ],

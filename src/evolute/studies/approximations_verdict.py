@@ -22,7 +22,7 @@ def judged(table: Sequence[Row]) -> Verdict:
     better, worse, total = (sum(each) for each in zip(*counts.values(), strict=True))
     if worse <= FEW * total and all(b * 2 > n for b, _, n in counts.values()):
         return Verdict("holds", text)
-    if not better and not worse:
+    if 2 * (better + worse) < total:
         return Verdict("undecided", text)
     return Verdict("holds in part" if better > worse else "does not hold here", text)
 
