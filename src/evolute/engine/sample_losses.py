@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,32 +40,27 @@ def sample_losses(objective: Objective, shifts: Sequence[Tensor] = ()) -> Sample
     >>> each.sums.shape, bool(abs(each.sums.sum() / each.terms.sum() - objective.value()) < 1e-6)
     (torch.Size([1, 5]), True)
     """
-    moved = _Moved(objective)
-    points = [moved.parameters(shift) for shift in shifts] or [{}]
+    points = [_moved(objective, shift) for shift in shifts] or [{}]
     sums, terms = list[Tensor](), list[Tensor]()
     with objective.running(), torch.no_grad():
         for index, batch in objective.batches:
-            found = [_of_batch(objective, index, batch, moved.outputs(index, batch, each)) for each in points]
+            found = [_of_batch(objective, index, batch, outputs_at(objective, index, batch, each)) for each in points]
             sums.append(torch.stack([one for one, _ in found]))
             terms.append(found[0][1])
     return SampleLosses(torch.cat(sums, 1), torch.cat(terms))
 
 
-class _Moved:
-    """The outputs of the model as if its parameters were others."""
+def outputs_at(objective: Objective, index: int, batch: Any, parameters: Mapping[str, Tensor]) -> Any:
+    """The outputs of the model as if these parameters were others; inside of `objective.running()`."""
+    if objective.dropout_seed is not None:
+        torch.manual_seed(objective.dropout_seed + index)
+    return functional_call(_Whole(objective), {f"model.{name}": p for name, p in parameters.items()}, (batch,))
 
-    def __init__(self, objective: Objective) -> None:
-        self.objective, self.whole = objective, _Whole(objective)
 
-    def parameters(self, shift: Tensor) -> dict[str, Tensor]:
-        space, named = self.objective.space, self.objective.parameters
-        flat = space.flatten({name: p.detach() for name, p in named.items()}) + shift
-        return {f"model.{name}": p.to(named[name].dtype) for name, p in space.unflatten(flat).items()}
-
-    def outputs(self, index: int, batch: Any, parameters: dict[str, Tensor]) -> Any:
-        if self.objective.dropout_seed is not None:
-            torch.manual_seed(self.objective.dropout_seed + index)
-        return functional_call(self.whole, parameters, (batch,))
+def _moved(objective: Objective, shift: Tensor) -> dict[str, Tensor]:
+    space, named = objective.space, objective.parameters
+    flat = space.flatten({name: p.detach() for name, p in named.items()}) + shift
+    return {name: p.to(named[name].dtype) for name, p in space.unflatten(flat).items()}
 
 
 class _Whole(nn.Module):
@@ -82,12 +77,14 @@ class _Whole(nn.Module):
 def _of_batch(objective: Objective, index: int, batch: Any, outputs: Any) -> tuple[Tensor, Tensor]:
     """(B,) sums and (B,) terms, which add up to those of the batch."""
     total, terms = objective.judge(outputs, batch)
-    if not torch.isfinite(total):
-        raise NonFiniteError(f"the loss of batch {index} is {total.item()}.")
     size = _samples(batch)
     singles = _cut(index, outputs, batch, size) if size != 1 else iter([(outputs, batch)])
     judged = [objective.judge(output, one) for output, one in singles]
     sums = torch.tensor([each.double().item() for each, _ in judged], dtype=torch.float64)
+    if not torch.isfinite(total) or not torch.isfinite(sums).all():
+        bad = (~torch.isfinite(sums)).nonzero().flatten().tolist()
+        which = f": sample {bad[0]} first, {len(bad)} in all" if bad else ""
+        raise NonFiniteError(f"the loss of batch {index} is {total.item()}{which}.")
     counts = torch.tensor([count for _, count in judged], dtype=torch.float64)
     gap, slack = abs(float(sums.sum()) - total.double().item()), torch.finfo(total.dtype).eps ** 0.5
     if gap > slack * float(sums.abs().sum()) or abs(float(counts.sum()) - terms) > slack * terms:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from evolute.engine.objective import Objective
+from evolute.engine.sample_losses import outputs_at
 from evolute.errors import StudyError
 
 
@@ -44,31 +44,22 @@ def along(objective: Objective, direction: Tensor) -> Along:
     delta = objective.space.unflatten(direction)
     found = list[tuple[Tensor, Tensor, Tensor]]()
     with objective.running():
-        for _, batch in objective.batches:
+        for index, batch in objective.batches:
             s = torch.zeros((), dtype=direction.dtype, requires_grad=True)
             named = {name: start[name] + s * delta[name] for name in start}
-            value = _each(objective, named, batch)
+            value = _each(objective, named, index, batch)
             u = torch.ones_like(value, requires_grad=True)
             first = _slope(value, u, s)
             found.append((value.detach(), first.detach(), _slope(first, u, s).detach()))
     return Along(*(torch.cat(pieces) for pieces in zip(*found, strict=True)))
 
 
-def _each(objective: Objective, named: dict[str, Tensor], batch: Any) -> Tensor:
+def _each(objective: Objective, named: dict[str, Tensor], index: int, batch: Any) -> Tensor:
     """(B,) sums over the terms of each sample."""
     if objective.loss.terms is None:
         raise StudyError("expected a loss with `terms`, to tell the samples apart.")
-    outputs = functional_call(_Forward(objective), {f"model.{name}": p for name, p in named.items()}, (batch,))
+    outputs = outputs_at(objective, index, batch, named)
     return objective.loss.terms(outputs, batch).unflatten(0, (len(batch[0]), -1)).sum(1)
-
-
-class _Forward(torch.nn.Module):
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.outputs = objective.model, objective.loss.forward
-
-    def forward(self, batch: Any) -> Any:
-        return self.outputs(self.model, batch)
 
 
 def _slope(each: Tensor, u: Tensor, s: Tensor) -> Tensor:
