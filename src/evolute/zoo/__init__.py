@@ -6,9 +6,12 @@ from evolute.zoo.data_addition import addition
 from evolute.zoo.data_folder import image_folder
 from evolute.zoo.data_images import digits, fashion_mnist
 from evolute.zoo.data_text import english, text
+from evolute.zoo.linear_recurrence import LinearRecurrence
 from evolute.zoo.losses import cross_entropy
 from evolute.zoo.models import GPT, MLP, AttentionOnly, ViT
+from evolute.zoo.recurrent import LinearRecurrent, RecurrentBlock, StateSpace
 from evolute.zoo.scoring import Score, evaluate
+from evolute.zoo.selective_scan import SelectiveScan
 from evolute.zoo.trained import Trained, trained_addition
 from evolute.zoo.training import TrainingResult, train
 
@@ -19,8 +22,13 @@ __all__ = [
     "Block",
     "BlockConfig",
     "Dataset",
+    "LinearRecurrence",
+    "LinearRecurrent",
+    "RecurrentBlock",
     "Samples",
     "Score",
+    "SelectiveScan",
+    "StateSpace",
     "Trained",
     "TrainingResult",
     "ViT",
