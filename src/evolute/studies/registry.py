@@ -23,6 +23,7 @@ NAMES: tuple[str, ...] = (
     "layernorm",
     "approximations",
     "taylor",
+    "flow",
 )
 _added = dict[str, Study[Any]]()
 
