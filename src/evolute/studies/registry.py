@@ -24,6 +24,7 @@ NAMES: tuple[str, ...] = (
     "approximations",
     "taylor",
     "flow",
+    "dynamics",
 )
 _added = dict[str, Study[Any]]()
 
