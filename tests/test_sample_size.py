@@ -63,6 +63,17 @@ def test_the_curve_of_gaussian_losses_is_the_one_of_theory() -> None:
         assert orders.change(k)[0] == pytest.approx(theory, rel=0.015)
 
 
+def test_the_level_falls_by_a_factor_of_two_at_most_and_never_rises() -> None:
+    """Losses of −1, 0 and 1, rarely not 0: (k + 1) d_k goes from 2 d_1 down to d_1, as far as it can."""
+    values = torch.zeros(20_000)
+    values[:100], values[100:200] = 1.0, -1.0
+    losses = given(values)
+    orders = Orders(losses.sums, losses.terms, random_orders(20_000, 8, torch.Generator().manual_seed(0)))
+    levels = [(k + 1) * orders.change(k)[0] / orders.change(1)[0] for k in (1, 10, 100, 1000, 19_999)]
+    assert levels[0] == 2 and levels[1] > 1.85 and levels[-1] == pytest.approx(1, abs=0.1)
+    assert levels == sorted(levels, reverse=True)
+
+
 @pytest.mark.parametrize("tolerance", [0.2, 0.01, 1e-3, 1e-6])
 def test_k_star_is_the_first_from_which_all_changes_are_small(tolerance: float) -> None:
     values = torch.randn(4000, generator=torch.Generator().manual_seed(3)).exp()

@@ -5,9 +5,14 @@ Sample i has the sum of losses s_i and n_i terms; S, N are sums over the first k
     L_{k+1} − L_k = S/N − (S − s_j)/(N − n_j) = (s_j − n_j L) / (N − n_j),
 
 which is (ℓ_{k+1} − L_k)/(k + 1) where all n are one. Each of the k + 1 may come last, so one order gives the mean over
-all j; and it gives it for every group of k + 1 that follow one another. For equal n this is E MAD_{k+1}/k, of the mean
-absolute deviation of k + 1 samples: k times it never falls with k, and k + 1 times it never rises (a mean of k + 1 is
-less spread, in the convex order, than one of k). So it falls as 1/k between two curves that are one in the end.
+all j; and it gives it for every group of k + 1 that follow one another.
+
+For equal n the expected change is d_k = E|ℓ − L_k|/(k + 1), of a sample and of a mean without it. A mean of k + 1 is
+less spread than one of k, in the convex order, so (k + 1) d_k never rises; it ends at E|ℓ − L| ≥ ½ E|ℓ − ℓ′| = d_1, so
+
+    1/(k + 1) ≤ d_k/d_1 ≤ 2/(k + 1)
+
+for all data: the law is 1/k, and what is special to the data is when, between one level and one of half its height.
 """
 
 from __future__ import annotations

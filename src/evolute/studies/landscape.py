@@ -1,8 +1,8 @@
 """How the loss at fixed parameters settles as samples are added, at a trained point and around it.
 
 With L_k the mean over the first k samples, L_{k+1}(w) − L_k(w) = (ℓ_{k+1}(w) − L_k(w))/(k + 1), exactly. Over random
-orders its expected size d_k is pinned: k·d_k never falls with k and (k + 1)·d_k never rises (see `order_changes`), so
-1/k ≤ d_k/d_1 ≤ 2/(k + 1) for every model and all data, without any curvature. What curvature says is how the level
+orders its expected size d_k is pinned: (k + 1)·d_k never rises and ends at d_1 or above (see `order_changes`), so
+1 ≤ (k + 1) d_k/d_1 ≤ 2 for every model and all data, without any curvature. What curvature says is how the level
 (k + 1)·d_k → E|ℓ − L| changes as parameters move by δ ~ N(0, σ²I): each ℓ_i becomes ℓ_i + g_i·δ + ½ δᵀH_iδ. Theorem 7
 bounds the level by 2 max ℓ + max‖H_i‖ ‖δ‖² near a minimiser of all samples. 1/k may break where orders are not random.
 """
@@ -165,7 +165,7 @@ def _sentence(table: Sequence[Row], moved: Sequence[Row], good: int, slopes: int
     low, high = min(row["slope_low"] for row in table), max(row["slope_high"] for row in table)
     parts = [
         f"slopes from k = {FIRST} on are −1 ± {NEAR} in {slopes} of {len(table)} cases (all 95 % intervals in "
-        f"[{low:.3f}, {high:.3f}]), which identities of means ask of any data",
+        f"[{low:.3f}, {high:.3f}]), which means of any data come near to by themselves",
         *(
             [f"the second-order level is right to {RIGHT:.0%} in {good} of {len(moved)}: {_by_radius(moved)}"]
             * bool(moved)

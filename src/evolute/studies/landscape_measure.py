@@ -18,7 +18,7 @@ from evolute.studies.sample_taylor import along
 from evolute.studies.study import Row
 from evolute.studies.subjects import Moment
 
-FIRST = 10  # the least k of a slope: the law is 1/(k + 1) to 1/k
+FIRST = 10  # the least k of a slope: the law is in k + 1
 POINTS_OF_CURVE = 24
 
 
