@@ -17,8 +17,8 @@ from evolute.apps.curvature_approximations import Diagonal, Full
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.approximations import Approximations
-from evolute.studies.approximations_table import made
-from evolute.studies.approximations_verdict import judged
+from evolute.studies.approximations.table import made
+from evolute.studies.approximations.verdict import judged
 from evolute.studies.newton_steps import Slope, cosine, damped, errors
 
 

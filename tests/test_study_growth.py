@@ -16,9 +16,9 @@ from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.executors import processes
 from evolute.studies.growth import Growth, judged
-from evolute.studies.growth_fits import fitted
-from evolute.studies.growth_models import block_norms_by_layer, gpt, normal
-from evolute.studies.growth_rates import theory
+from evolute.studies.growth.fits import fitted
+from evolute.studies.growth.models import block_norms_by_layer, gpt, normal
+from evolute.studies.growth.rates import theory
 
 
 def small(**changed: Any) -> Growth:

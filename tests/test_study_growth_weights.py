@@ -12,7 +12,7 @@ import torch
 import evolute as ev
 from evolute import studies, zoo
 from evolute.errors import StudyError
-from evolute.studies.growth_models import gpt
+from evolute.studies.growth.models import gpt
 from evolute.studies.growth_weights import STUDY, GrowthWeights, theory
 
 

@@ -15,7 +15,7 @@ from evolute import studies
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.heterogeneity import STUDY, Heterogeneity, contrasts, judged
-from evolute.studies.heterogeneity_measure import (
+from evolute.studies.heterogeneity.measure import (
     dense_hessian,
     image,
     magnitudes,

@@ -16,10 +16,10 @@ from evolute.apps.captured import captured, tokens
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.layernorm import LayerNorm
-from evolute.studies.layernorm_depth import entropy, initial, model_of, trainings
-from evolute.studies.layernorm_rows import norm_options, one_block, one_row
-from evolute.studies.layernorm_table import made
-from evolute.studies.layernorm_verdict import judged
+from evolute.studies.layernorm.depth import entropy, initial, model_of, trainings
+from evolute.studies.layernorm.rows import norm_options, one_block, one_row
+from evolute.studies.layernorm.table import made
+from evolute.studies.layernorm.verdict import judged
 from evolute.zoo import Block, BlockConfig, digits
 from evolute.zoo.seeding import drawn_from
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from evolute import studies
 from evolute.errors import StudyError
-from evolute.studies import sinks_gpt, sinks_scalar
 from evolute.studies.first_token import attentions, shares, weights, with_sink
 from evolute.studies.sinks import Sinks
-from evolute.studies.sinks_scalar import Task, draw, measured, numerical, trained
-from evolute.studies.sinks_table import summary
-from evolute.studies.sinks_verdict import judge
+from evolute.studies.sinks import gpt as sinks_gpt
+from evolute.studies.sinks import scalar as sinks_scalar
+from evolute.studies.sinks.scalar import Task, draw, measured, numerical, trained
+from evolute.studies.sinks.table import summary
+from evolute.studies.sinks.verdict import judge
 from evolute.zoo import GPT
 
 TINY: dict[str, Any] = {

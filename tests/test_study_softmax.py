@@ -11,11 +11,12 @@ from torch import Tensor
 
 from evolute import studies
 from evolute.errors import StudyError
-from evolute.studies import softmax_blocks, softmax_rates
 from evolute.studies.softmax import Softmax
-from evolute.studies.softmax_rates import last_layer, theory
-from evolute.studies.softmax_table import summary
-from evolute.studies.softmax_verdict import judge
+from evolute.studies.softmax import blocks as softmax_blocks
+from evolute.studies.softmax import rates as softmax_rates
+from evolute.studies.softmax.rates import last_layer, theory
+from evolute.studies.softmax.table import summary
+from evolute.studies.softmax.verdict import judge
 
 TINY: dict[str, Any] = {
     "repeats": 2,

@@ -1,4 +1,4 @@
-"""The claims of the theory as studies: one file per claim, from configuration to verdict."""
+"""The claims of the theory as studies: a file or a folder per claim, from configuration to verdict."""
 
 from evolute.studies.figures import look
 from evolute.studies.registry import add, all_names, find

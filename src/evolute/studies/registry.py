@@ -1,4 +1,4 @@
-"""Which studies there are: one file each, found by name."""
+"""Which studies there are: a file or a folder each, found by name."""
 
 from __future__ import annotations
 

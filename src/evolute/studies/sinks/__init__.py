@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies import sinks_checkpoint, sinks_gpt, sinks_scalar
-from evolute.studies.sinks_table import summary
-from evolute.studies.sinks_verdict import judge
+from evolute.studies.sinks import checkpoint, gpt, scalar
+from evolute.studies.sinks.table import summary
+from evolute.studies.sinks.verdict import judge
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class SinksStudy(Study[Sinks]):
 
     def measure(self, cell: Cell) -> list[Row]:
         measures = {
-            "scalar": sinks_scalar.measure,
-            "norms": sinks_scalar.measure_norms,
-            "gpt": sinks_gpt.measure,
-            "checkpoint": sinks_checkpoint.measure,
+            "scalar": scalar.measure,
+            "norms": scalar.measure_norms,
+            "gpt": gpt.measure,
+            "checkpoint": checkpoint.measure,
         }
         return measures[cell["kind"]](cell)
 
@@ -99,7 +99,7 @@ class SinksStudy(Study[Sinks]):
         return judge(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.sinks_figure import draw
+        from evolute.studies.sinks.figure import draw
 
         return draw(table)
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evolute.errors import StudyError
-from evolute.studies.layernorm_depth import initial, trainings
-from evolute.studies.layernorm_rows import natural_rows, one_block, one_row
-from evolute.studies.layernorm_table import made
-from evolute.studies.layernorm_verdict import judged
+from evolute.studies.layernorm.depth import initial, trainings
+from evolute.studies.layernorm.rows import natural_rows, one_block, one_row
+from evolute.studies.layernorm.table import made
+from evolute.studies.layernorm.verdict import judged
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 from evolute.zoo.training import OPTIMIZERS
 
@@ -86,7 +86,7 @@ class LayerNormStudy(Study[LayerNorm]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.layernorm_figure import drawn
+        from evolute.studies.layernorm.figure import drawn
 
         return drawn(table, settings)
 

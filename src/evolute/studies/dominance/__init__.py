@@ -88,7 +88,7 @@ class DominanceStudy(Study[Dominance]):
         return Verdict(_answer(len(cases), both, behind), _sentence(config, table, cases, both, behind))
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.dominance_figure import draw
+        from evolute.studies.dominance.figure import draw
 
         return draw(table, settings)
 

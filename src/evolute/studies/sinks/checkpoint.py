@@ -8,7 +8,7 @@ from pathlib import Path
 from evolute.engine.objective import Objective
 from evolute.studies.checkpoints import Checkpoint, load
 from evolute.studies.first_token import share_of
-from evolute.studies.sinks_gpt import curvature
+from evolute.studies.sinks.gpt import curvature
 from evolute.studies.study import Cell, Row
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evolute.studies.figures import NAMES, PALETTE, SMALL, heading, panels, ramp
-from evolute.studies.growth_fits import agrees
+from evolute.studies.growth.fits import agrees
 from evolute.studies.study import Row
 
 if TYPE_CHECKING:

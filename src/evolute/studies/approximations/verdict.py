@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evolute.studies.approximations_table import BETTER, CONTESTS, NAMES, WHOLE
+from evolute.studies.approximations.table import BETTER, CONTESTS, NAMES, WHOLE
 from evolute.studies.study import Row, Verdict
 
 WORDS = {"shape": "nearer", "cosine": "steps closer to the true one", "share": "steps that gain more"}

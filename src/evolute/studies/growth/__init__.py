@@ -3,7 +3,7 @@
 Theory, for softmax attention at small σ, in every layer: ‖H_o‖ goes as σ⁶ for pairs of Q and K, σ⁴ for one of them
 with V or O, σ² for V and O; ‖H_f‖ as σ⁵ for Q with Q and K with K, σ³ for Q with K and for either with V or O, σ for V
 with O. Without softmax and residuals ‖H_o‖ goes as σ^(2·3^D) in depth D; a linear MLP stays at 2 whatever its depth; a
-norm before attention takes the growth away. The exponents are those of `growth_rates`.
+norm before attention takes the growth away. The exponents are those of `growth.rates`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies.growth_fits import RANGES, against_theory, check_repeats, check_sizes, fitted, series_of, split
-from evolute.studies.growth_models import MODELS, block_norms_by_layer
-from evolute.studies.growth_rates import theory
+from evolute.studies.growth.fits import RANGES, against_theory, check_repeats, check_sizes, fitted, series_of, split
+from evolute.studies.growth.models import MODELS, block_norms_by_layer
+from evolute.studies.growth.rates import theory
 from evolute.studies.means import Mean
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
@@ -93,7 +93,7 @@ class GrowthStudy(Study[Growth]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.growth_figure import drawn
+        from evolute.studies.growth.figure import drawn
 
         return drawn(table)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evolute.studies.approximations_table import NAMES, WHOLE
+from evolute.studies.approximations.table import NAMES, WHOLE
 from evolute.studies.figures import MARKERS, PALETTE, SERIES, heading, panels
 from evolute.studies.study import Row
 

@@ -1,6 +1,6 @@
 """What is left of the difference between the blocks of queries, keys and values where attention has no softmax.
 
-Theory (`softmax_rates`): with softmax the blocks of H_o go as σ⁶, σ⁴ and σ² in the size of the input, with the scores
+Theory (`softmax.rates`): with softmax the blocks of H_o go as σ⁶, σ⁴ and σ² in the size of the input, with the scores
 themselves they all go as σ⁶. So they do with any map of the scores that vanishes with them; the sigmoid, which does
 not, keeps the powers of softmax. Without softmax and residuals the power grows as 3^D in depth, with either not.
 """
@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies import softmax_blocks, softmax_rates
-from evolute.studies.softmax_rates import FLAT, KINDS
-from evolute.studies.softmax_table import summary
-from evolute.studies.softmax_verdict import judge
+from evolute.studies.softmax import blocks, rates
+from evolute.studies.softmax.rates import FLAT, KINDS
+from evolute.studies.softmax.table import summary
+from evolute.studies.softmax.verdict import judge
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class SoftmaxStudy(Study[Softmax]):
         return [cell for part in PARTS if part in config.parts for cell in make[part](config)]
 
     def measure(self, cell: Cell) -> list[Row]:
-        return {"rates": softmax_rates.measure, "blocks": softmax_blocks.measure}[cell["part"]](cell)
+        return {"rates": rates.measure, "blocks": blocks.measure}[cell["part"]](cell)
 
     def table(self, config: Softmax, rows: Sequence[Row]) -> list[Row]:
         return summary(rows)
@@ -90,7 +90,7 @@ class SoftmaxStudy(Study[Softmax]):
         return judge(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.softmax_figure import draw
+        from evolute.studies.softmax.figure import draw
 
         return draw(table)
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from evolute.studies.figures import PALETTE, SMALL, bare, heading, panels, ramp
-from evolute.studies.heterogeneity_measure import BINS, HIGH, LOW, magnitudes
+from evolute.studies.heterogeneity.measure import BINS, HIGH, LOW, magnitudes
 from evolute.studies.study import Row
 
 if TYPE_CHECKING:

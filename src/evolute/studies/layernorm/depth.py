@@ -19,7 +19,7 @@ from evolute.engine.objective import Objective
 from evolute.engine.operators import Hessian
 from evolute.errors import NonFiniteError
 from evolute.krylov.one_pass import spectrum
-from evolute.studies.layernorm_rows import norm_options
+from evolute.studies.layernorm.rows import norm_options
 from evolute.studies.study import Cell, Row
 from evolute.zoo import Dataset, ViT, cross_entropy, digits, train
 

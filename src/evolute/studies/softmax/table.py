@@ -7,8 +7,8 @@ from typing import Any
 
 from evolute.studies.fits import slope
 from evolute.studies.means import Mean, geometric_mean, mean
-from evolute.studies.softmax_blocks import SPREADS, spread
-from evolute.studies.softmax_rates import theory
+from evolute.studies.softmax.blocks import SPREADS, spread
+from evolute.studies.softmax.rates import theory
 from evolute.studies.study import Row
 
 Key = tuple[Any, ...]

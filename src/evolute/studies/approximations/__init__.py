@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies.approximations_measure import measured
-from evolute.studies.approximations_table import made
-from evolute.studies.approximations_verdict import judged
+from evolute.studies.approximations.measure import measured
+from evolute.studies.approximations.table import made
+from evolute.studies.approximations.verdict import judged
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 from evolute.studies.subjects import Subject
 
@@ -93,7 +93,7 @@ class ApproximationsStudy(Study[Approximations]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.approximations_figure import drawn
+        from evolute.studies.approximations.figure import drawn
 
         return drawn(table, settings)
 

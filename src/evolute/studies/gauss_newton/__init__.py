@@ -75,7 +75,7 @@ class GaussNewtonStudy(Study[GaussNewtonSettings]):
         return Verdict(answer, _sentence(table, len(good), len(bad)))
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.gauss_newton_figure import draw
+        from evolute.studies.gauss_newton.figure import draw
 
         return draw(table, settings)
 

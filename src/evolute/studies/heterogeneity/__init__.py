@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies.heterogeneity_measure import measured
+from evolute.studies.heterogeneity.measure import measured
 from evolute.studies.means import mean
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
@@ -84,7 +84,7 @@ class HeterogeneityStudy(Study[Heterogeneity]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.heterogeneity_figure import drawn
+        from evolute.studies.heterogeneity.figure import drawn
 
         return drawn(table)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from evolute.studies.blocks import pair
 from evolute.studies.figures import MARKERS, NAMES, PALETTE, SERIES, SMALL, TEXT, bare, heading, panels, ramp
-from evolute.studies.softmax_blocks import OWN, POINTS
+from evolute.studies.softmax.blocks import OWN, POINTS
 from evolute.studies.study import Row
 
 if TYPE_CHECKING:

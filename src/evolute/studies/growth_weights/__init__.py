@@ -17,9 +17,9 @@ import torch
 
 from evolute.errors import StudyError
 from evolute.studies.blocks import CLOSED, exact_norms
-from evolute.studies.growth_fits import RANGES, against_theory, check_repeats, check_sizes, fitted, series_of
-from evolute.studies.growth_models import LETTERS, closed_gpt, gpt
-from evolute.studies.growth_rates import at_small, ends
+from evolute.studies.growth.fits import RANGES, against_theory, check_repeats, check_sizes, fitted, series_of
+from evolute.studies.growth.models import LETTERS, closed_gpt, gpt
+from evolute.studies.growth.rates import at_small, ends
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class GrowthWeightsStudy(Study[GrowthWeights]):
         return against_theory(table, "part")
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.growth_weights_figure import drawn
+        from evolute.studies.growth_weights.figure import drawn
 
         return drawn(table)
 
