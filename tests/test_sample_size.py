@@ -169,6 +169,27 @@ def test_a_tied_weight_moves_in_both_places() -> None:
     assert torch.allclose(found.sums, sample_losses(ev.Objective(model, [batch], objective.loss)).sums)
 
 
+class Recurrent(nn.Module):
+    """Its LSTM keeps a list of its weights beside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.memory(x)[0][:, -1])
+
+
+def test_recurrent_weights_move_too() -> None:
+    model, batch = Recurrent().double(), (torch.randn(5, 6, 3, dtype=torch.float64), torch.arange(5) % 2)
+    objective = ev.Objective(model, [batch], nn.CrossEntropyLoss())
+    there = sample_losses(objective, [torch.ones(objective.space.size, dtype=torch.float64)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    assert torch.allclose(there.sums, sample_losses(ev.Objective(model, [batch], nn.CrossEntropyLoss())).sums)
+
+
 def test_nothing_is_changed_and_it_comes_out_again_the_same(tmp_path: Path) -> None:
     objective = token_objective([10, 10])
     before = [p.clone() for p in objective.model.parameters()]
