@@ -32,6 +32,7 @@ from evolute.report.merging import merged
 from evolute.report.page import page
 from evolute.report.samples import batchwise
 from evolute.report.words import QUESTIONS, lead
+from evolute.studies import all_names, find
 
 TRAINED = {"optimizer": "adamw", "lr": 0.003, "batch": 2, "steps": 3, "losses": [2.5, 2.4, 2.3]}
 
@@ -613,7 +614,8 @@ def test_questions_come_in_order(html: str) -> None:
 
 def test_each_figure_has_words_and_a_table(html: str) -> None:
     tags = Reader(html).tags
-    assert sum(tag == "figure" for tag, _ in tags) == sum(tag == "details" for tag, _ in tags) == len(FIGURES)
+    tables = sum(tag == "details" and attrs.get("class") != "studies" for tag, attrs in tags)
+    assert sum(tag == "figure" for tag, _ in tags) == tables == len(FIGURES)
     labels = [attrs["aria-label"] or "" for tag, attrs in tags if attrs.get("role") == "img"]
     assert len(labels) == 2 * len(FIGURES) and all(len(label) > 30 for label in labels)
 
@@ -711,3 +713,11 @@ def test_every_figure_is_visible_and_nothing_fails(
     assert len(told["shown"]) == len(FIGURES)
     for name, count, wide, high in told["shown"]:
         assert count == 1 and wide > 0.8 * min(width, 900) and high > 60, name
+
+
+def test_each_question_names_the_studies_that_go_deeper(html: str) -> None:
+    named = [name for question in QUESTIONS for name in question.studies]
+    assert len(named) >= len(QUESTIONS) and set(named) <= set(all_names())
+    for name in named:
+        assert f"<code>evolute study {name}</code>" in html
+        assert find(name).claim.split()[0] in html

@@ -18,6 +18,7 @@ from evolute.report.figures.style import inline, variables
 from evolute.report.ornament import ornament
 from evolute.report.views import COLOURS, comparison, view
 from evolute.report.words import QUESTIONS, Question
+from evolute.studies import find
 
 SUBSCRIPT = re.compile(r"([λH])_(max|min|o|f|P)\b")
 TEMPLATE = Path(__file__).parent / "template"
@@ -107,6 +108,7 @@ def _section(question: Question, runs: Sequence[Analysis]) -> dict[str, Any]:
         "short": question.short,
         "asked": question.asked,
         "meaning": question.meaning,
+        "studies": [{"name": name, "claim": find(name).claim} for name in question.studies],
         "runs": told,
         "rows": _rows([question.facts(run) for run in runs]),
         "figures": [_figure(drawing, kept) for drawing in _drawings(question) if (kept := _able(drawing, runs))],

@@ -35,6 +35,7 @@ class Question:
     facts: Callable[[Analysis], tuple[facts.Fact, ...]]
     meaning: str
     figures: tuple[str, ...]
+    studies: tuple[str, ...]  # which go deeper
 
 
 # ---------------------------------------------------------------- how sharp
@@ -157,6 +158,7 @@ QUESTIONS = (
         "λ_max. Momentum nearly doubles the limit. Adam divides every coordinate by the usual size of its gradient, "
         "so its limit comes from the curvature after that division, with the divisors held still.",
         ("step-sizes", "training"),
+        ("taylor", "dynamics"),
     ),
     Question(
         "minimum",
@@ -168,6 +170,7 @@ QUESTIONS = (
         "and the point is a saddle, or on its way. Stems above zero are upward curvature, stems below are downward; "
         "whiskers show how far an eigenvalue may be from where it is drawn.",
         ("eigenvalues",),
+        ("gauss_newton", "landscape"),
     ),
     Question(
         "where",
@@ -181,6 +184,7 @@ QUESTIONS = (
         "model's own bending adds. The spread compares every weight matrix with itself, entry by entry, so size "
         "plays no role.",
         ("blocks", "shares", "spread"),
+        ("dominance", "heterogeneity", "softmax"),
     ),
     Question(
         "spectrum",
@@ -192,6 +196,7 @@ QUESTIONS = (
         "where, per power of ten, on an axis that is logarithmic on both sides of zero; orange is negative. Ticks on "
         "top are the outermost ones, found one by one. The band is one standard error, over random probes.",
         ("density",),
+        ("sinks",),
     ),
     Question(
         "depth",
@@ -202,6 +207,7 @@ QUESTIONS = (
         "From the embedding through the layers to the head: the norm of the part of the Hessian that belongs to each "
         "place alone. Where nothing normalises in between, curvature tends to grow from layer to layer.",
         ("depth",),
+        ("flow", "layernorm", "growth"),
     ),
     Question(
         "gauss-newton",
@@ -213,6 +219,7 @@ QUESTIONS = (
         "replace H by H_o, which costs less and has no negative part where the loss is convex in the model's outputs. "
         "The shorter H_f is, the better that works; it shrinks as the model fits its data.",
         ("parts",),
+        ("gauss_newton", "approximations"),
     ),
 )
 
