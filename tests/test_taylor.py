@@ -234,3 +234,22 @@ def test_it_is_saved_and_comes_back(tmp_path: Path) -> None:
 def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(quadratic())
+
+
+def test_the_slope_of_an_eigenvalue_is_that_of_the_dense_hessian() -> None:
+    """Batches of uneven size; a derivative along the wrong one of the three directions would differ."""
+    objective = curved()
+    d = torch.randn(len(objective.gradient()), dtype=D)
+    V = torch.linalg.eigh(ev.to_dense(ev.Hessian(objective)))[1]
+
+    def spectrum(step: float) -> Tensor:
+        model = copy.deepcopy(objective.model)
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), objective.space.views(step * d), strict=True):
+                p.add_(move)
+        moved = ev.Objective(model, [batch for _, batch in objective.batches], objective.loss)
+        return torch.linalg.eigvalsh(ev.to_dense(ev.Hessian(moved)))
+
+    slopes = (spectrum(1e-5) - spectrum(-1e-5)) / 2e-5
+    for place in (0, -1):
+        assert directional.sharpness_slope(objective, V[:, place], d) == pytest.approx(float(slopes[place]), rel=1e-5)

@@ -1,14 +1,15 @@
-"""How a loss changes along one direction: its first, second and third derivative there, and the loss a step away.
+"""How a loss changes along directions: its first, second and third derivatives, and the loss a step away.
 
     φ(s) = L(w + s d):   φ′ = g·d,   φ″ = dᵀHd,   φ‴ = ∇³L[d, d, d] = dᵀ (∂_d H) d
+    a simple eigenvalue λ of H with unit eigenvector v:   ∂_d λ = vᵀ (∂_d H) v = ∇³L[v, v, d]
 
-Each derivative is the scalar product of d with the gradient of the one before: exact, by reverse mode alone.
+Each derivative is the scalar product of a direction with the gradient of the one before: exact, by reverse mode alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +20,7 @@ from evolute.errors import NonFiniteError
 
 
 def derivatives(objective: Objective, direction: Tensor, order: int = 3) -> tuple[float, ...]:
-    """φ′, φ″, … of the objective, one pass over the data.
+    """φ′, φ″, … of the objective along one direction, in one pass over the data.
 
     >>> import evolute as ev
     >>> model, x = nn.Linear(1, 1, bias=False), torch.ones(1, 1)
@@ -29,21 +30,41 @@ def derivatives(objective: Objective, direction: Tensor, order: int = 3) -> tupl
     >>> derivatives(objective, torch.tensor([2.0]))  # (1 + 2s − 3)²
     (-8.0, 8.0, 0.0)
     """
-    sums, terms = [0.0] * order, 0.0
+    return mixed(objective, [direction] * order)
+
+
+def mixed(objective: Objective, directions: Sequence[Tensor]) -> tuple[float, ...]:
+    """∇L[d₁], ∇²L[d₁, d₂], ∇³L[d₁, d₂, d₃], … of the objective, one pass over the data."""
+    sums, terms = [0.0] * len(directions), 0.0
     with objective.running():
         for each in objective.evaluate():
-            _, found = of_batch(objective, each, direction, order)
+            _, found = of_batch(objective, each, directions)
             sums, terms = [a + b for a, b in zip(sums, found, strict=True)], terms + each.terms
     return tuple(each / objective.normaliser(terms) for each in sums)
 
 
-def of_batch(objective: Objective, each: Evaluated, direction: Tensor, order: int) -> tuple[Tensor, tuple[float, ...]]:
-    """The flat gradient of the sum of losses of one batch, and the derivatives of that sum along the direction."""
-    parameters = list(objective.parameters.values())
-    views = objective.space.views(direction)
+def sharpness_slope(objective: Objective, vector: Tensor, direction: Tensor) -> float:
+    """∂_d λ = ∇³L[v, v, d]: how fast an eigenvalue of H changes as the weights move, v being its unit eigenvector.
+
+    An error of size r in v is one of about 2 r ‖∂_d H‖ here. Of a multiple eigenvalue there is no such slope.
+
+    >>> import evolute as ev
+    >>> model, x = nn.Linear(1, 1, bias=False).double(), torch.ones(1, 1).double()
+    >>> cubed = ev.Loss(lambda model, batch: model(batch), lambda output, batch: (output.pow(3).sum(), 1))
+    >>> objective, one = ev.Objective(model, [x], cubed), torch.ones(1).double()
+    >>> sharpness_slope(objective, one, one)  # w³ has H = 6w
+    6.0
+    """
+    return mixed(objective, [vector, vector, direction])[2]
+
+
+def of_batch(objective: Objective, each: Evaluated, directions: Sequence[Tensor]) -> tuple[Tensor, tuple[float, ...]]:
+    """The flat gradient of the sum of losses of one batch, and the derivatives of that sum along the directions."""
+    parameters, order = list(objective.parameters.values()), len(directions)
     slope: Tensor | float = objective.attached(each)
-    flat, found = torch.zeros_like(direction), list[float]()
-    for place in range(order):
+    flat, found = torch.zeros_like(directions[0]), list[float]()
+    for place, direction in enumerate(directions):
+        views = objective.space.views(direction)
         if not isinstance(slope, Tensor) or not slope.requires_grad:
             found.append(0.0)  # the one before does not depend on the parameters
             continue

@@ -70,7 +70,7 @@ def derivatives(objective: Objective, direction: Tensor) -> Iterator[Derivatives
     with objective.running():
         for each in objective.evaluate():
             if each.terms:
-                g, (_, along) = of_batch(objective, each, direction, order=2)
+                g, (_, along) = of_batch(objective, each, [direction] * 2)
                 yield Derivatives(g, along, each.terms, _samples(each.batch))
 
 
