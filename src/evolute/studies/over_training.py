@@ -35,6 +35,10 @@ TITLES = {
     "vit_fashion": "ViT, Fashion-MNIST",
     "mlp_digits": "MLP, handwritten digits",
     "mlp_fashion": "MLP, Fashion-MNIST",
+    "ssm_english": "State space, English text",
+    "rwkv_english": "Linear recurrence, English text",
+    "vit_contrastive": "ViT, digits, contrastive",
+    "vit_adversarial": "ViT, digits, adversarial",
 }
 
 

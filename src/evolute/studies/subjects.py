@@ -13,7 +13,7 @@ import copy
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +21,21 @@ from torch import Tensor, nn
 from evolute.engine.loss import Loss
 from evolute.engine.objective import Objective
 from evolute.errors import StudyError
-from evolute.zoo import GPT, MLP, Dataset, Score, ViT, addition, cross_entropy, digits, english, evaluate, fashion_mnist
+from evolute.studies.tasks import ADVERSARIAL, CONTRASTIVE, LABELS, Task
+from evolute.zoo import (
+    GPT,
+    MLP,
+    Dataset,
+    LinearRecurrent,
+    Score,
+    StateSpace,
+    ViT,
+    addition,
+    digits,
+    english,
+    evaluate,
+    fashion_mnist,
+)
 from evolute.zoo.data_images import FASHION_FOLDER
 from evolute.zoo.trained import one_thread
 from evolute.zoo.training import train
@@ -70,7 +84,10 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """The model after so many steps, in float64, and its loss on the sample (x, y); nothing of it changes any more."""
+    """The model after so many steps, in float64, and its loss on the sample; nothing of it changes any more.
+
+    The sample is (x, y), or what the task of the subject makes of it and holds fixed.
+    """
 
     step: int
     model: nn.Module
@@ -94,11 +111,12 @@ def moments(subject: Subject, steps: Iterable[int]) -> Iterator[Moment]:
         raise StudyError(f"expected steps from 0 to {subject.steps}, the length of the training, got {wanted}.")
     data = _DATA[subject.name](subject.seed)
     states = _states(subject, data, set(wanted))
-    batch = _double(_sample(subject, data))
+    task, sample = task_of(subject.name), _double(_sample(subject, data))
     for step in wanted:
         model = _model(subject, data).double().eval()
         model.load_state_dict(states[step])
-        yield Moment(step, model, batch, Objective(model, [batch], Loss(*cross_entropy)), data)
+        batch = task.fixed(model, sample, subject.seed)
+        yield Moment(step, model, batch, Objective(model, [batch], Loss(*task.loss)), data)
 
 
 def at(subject: Subject, step: int) -> Moment:
@@ -140,6 +158,7 @@ def _train(subject: Subject, model: nn.Module, data: Dataset, keep: Callable[[in
     train(
         model,
         data,
+        task_of(subject.name).training,
         steps=subject.steps,
         batch=subject.batch,
         optimizer=subject.optimizer,
@@ -172,13 +191,23 @@ _DATA: dict[str, Callable[[int], Dataset]] = {
     "vit_fashion": lambda seed: fashion_mnist(seed=seed),
     "mlp_digits": lambda seed: digits(seed=seed),
     "mlp_fashion": lambda seed: fashion_mnist(seed=seed),
+    "ssm_english": lambda seed: english(32, seed=seed),
+    "rwkv_english": lambda seed: english(32, seed=seed),
+    "vit_contrastive": lambda seed: digits(seed=seed),
+    "vit_adversarial": lambda seed: digits(seed=seed),
 }
 NAMES = tuple(_DATA)
+_TASKS = {"vit_contrastive": CONTRASTIVE, "vit_adversarial": ADVERSARIAL}
 PATCHES = 4  # to a side: 16 tokens, of 2×2 pixels of a digit, of 7×7 of Fashion-MNIST
 
 
+def task_of(name: str) -> Task:
+    """What a subject is trained to do, and judged by: labels, unless its name says otherwise."""
+    return _TASKS.get(name, LABELS)
+
+
 def _model(subject: Subject, data: Dataset) -> nn.Module:
-    make = {"gpt": _gpt, "vit": _vit, "mlp": _mlp}
+    make = {"gpt": _gpt, "vit": _vit, "mlp": _mlp, "ssm": _recurrent, "rwkv": _recurrent}
     return make[subject.name.partition("_")[0]](subject, data)
 
 
@@ -195,3 +224,16 @@ def _vit(subject: Subject, data: Dataset) -> nn.Module:
 def _mlp(subject: Subject, data: Dataset) -> nn.Module:
     sizes = [data.train.x[0].numel(), *[4 * subject.width] * subject.layers, data.classes]
     return MLP(sizes, seed=subject.seed)
+
+
+def _recurrent(subject: Subject, data: Dataset) -> nn.Module:
+    """As many parameters as the GPT of that size, to half a hidden unit: the feed-forward layers make up for it."""
+    kind = StateSpace if subject.name.startswith("ssm") else LinearRecurrent
+    shape: Any = (data.vocabulary, subject.width, subject.layers)
+    wanted, least = _count(_gpt(replace(subject, options={}), data)), _count(kind(*shape, hidden=1, seed=0))
+    hidden = 1 + max(0, round((wanted - least) / (2 * subject.width * subject.layers)))
+    return kind(*shape, seed=subject.seed, **{"hidden": hidden, **subject.options})
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
