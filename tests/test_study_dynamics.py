@@ -146,6 +146,12 @@ def test_the_verdict_asks_for_coming_and_for_staying(rows: list[Row], answer: st
     assert verdict.answer == answer, verdict.sentence
 
 
+def test_where_the_rate_falls_nobody_asks_for_staying() -> None:
+    rows = run((0.3, 0.9, 1.0, 1.0)) + run((0.1, 0.9, 0.5, 0.0), "adamw")
+    sentence = STUDY.verdict(TINY, STUDY.table(TINY, rows)).sentence
+    assert sentence.count("late") == 1 and "2 of 2 optimisers" in sentence and "1 of 1 with a constant rate" in sentence
+
+
 def test_runs_that_diverged_are_told_and_have_no_late() -> None:
     rows = run((0.5, 1.5, 2.0, 3.0))
     gone = [row for row in rows if not (row["seed"] == 0 and row["step"] > 10)]
@@ -187,6 +193,7 @@ def test_batches_are_drawn_alike() -> None:
         ({"setups": ("lion",)}, "setups: expected some of sgd, momentum, adam, adamw, got lion"),
         ({"setups": ()}, "got none"),
         ({"fraction": 0.0}, "fraction: expected a positive number, got 0.0"),
+        ({"heavy": -1.0}, "heavy: expected a positive number, got -1.0"),
         ({"repeats": 1}, "repeats: expected 2 or more, for an interval, got 1"),
         ({"batch": -1}, "batch: expected 0"),
         ({"times": (0, 1, 50)}, r"times: expected three or more from 0 to 6, got \[0, 1, 50\]"),

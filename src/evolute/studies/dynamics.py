@@ -26,7 +26,7 @@ NEAR = 0.8  # of the limit: from here on a training is at the edge
 
 @dataclass(frozen=True)
 class Dynamics(Config):
-    """Model and optimisers; `fraction` of the limit at first for sgd and momentum, `rate` for adam and adamw.
+    """Model and optimisers; `fraction` of the limit at first for sgd, `heavy` for momentum, `rate` for adam and adamw.
 
     `times` are the steps that are looked at, as far as there are any; `batch` samples per step, 0 for all.
     """
@@ -34,6 +34,7 @@ class Dynamics(Config):
     model: str = "vit_digits"
     setups: tuple[str, ...] = tuple(SETUPS)
     fraction: float = 0.3
+    heavy: float = 0.06
     rate: float = 0.003
     steps: int = 300
     times: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 170, 230, 300)
@@ -44,14 +45,14 @@ class Dynamics(Config):
     samples: int = 128
     probes: int = 2
     products: int = 16
-    repeats: int = 4
+    repeats: int = 6
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.setups if name not in SETUPS]
         if unknown or not self.setups:
             got = ", ".join(unknown) or "none"
             raise StudyError(f"setups: expected some of {', '.join(SETUPS)}, got {got}.")
-        for name in ("fraction", "rate", "steps"):
+        for name in ("fraction", "heavy", "rate", "steps"):
             if getattr(self, name) <= 0:
                 raise StudyError(f"{name}: expected a positive number, got {getattr(self, name)}.")
         for name in ("repeats", "probes"):
@@ -103,7 +104,9 @@ def _subject(config: Dynamics, seed: int) -> Subject:
 
 def _rate(config: Dynamics, name: str) -> float:
     """Adam's is a rate; the others' is a fraction of the limit at the first step, which is only known there."""
-    return config.rate if SETUPS[name].adaptive else config.fraction
+    if SETUPS[name].adaptive:
+        return config.rate
+    return config.heavy if name == "momentum" else config.fraction
 
 
 # ---- what it says
@@ -136,7 +139,8 @@ def _sentence(rows: Sequence[Row], there: int, constant: int, stay: int) -> str:
 
 def _of_setup(row: Row) -> str:
     """One optimiser in numbers."""
-    late = f", late {_interval(row, 'late')}" if "late" in row else ""
+    constant = SETUPS[row["setup"]].schedule == "constant"
+    late = f", late {_interval(row, 'late')}" if constant and "late" in row else ""
     lost = f", {row['diverged']} of {row['runs']} runs diverged" if row["diverged"] else ""
     return (
         f"{row['setup']}: edge at most {_interval(row, 'peak')}{late}, λ_max up to {row['sharpening']:.3g} times the "

@@ -22,6 +22,10 @@ PANELS = {
     "negative": r"Negative share of $\Sigma|\lambda|$",
 }
 LOGARITHMIC = ("loss", "sharpness", "edge")
+BLOCKS = dict(zip(("Q", "K", "V", "O", "W1", "W2"), SERIES, strict=True)) | {
+    "N": PALETTE["soft"],
+    "rest": PALETTE["line"],
+}
 SHOWN = ("adam", "sgd", "momentum", "adamw")  # whose blocks are drawn: the first that is there
 
 
@@ -67,6 +71,10 @@ def _dress(axes: Axes, name: str) -> None:
         axes.set_yscale("log")
     if name == "edge":
         axes.set_ylim(0.01, 5)
+    if name == "trace":
+        axes.set_yscale("symlog", linthresh=10)
+    if name == "negative":
+        axes.set_ylim(-0.02, 0.6)
     axes.grid(axis="y", alpha=0.6)
 
 
@@ -85,14 +93,14 @@ def _blocks(axes: Axes, rows: Sequence[Row], name: str) -> None:
     if not rows:
         return
     steps, parts = [row["step"] for row in rows], list(rows[0]["shares"])
-    colours = [SERIES[i % len(SERIES)] for i in range(len(parts))]
+    colours = [BLOCKS.get(part, PALETTE["sand"]) for part in parts]
     layers = [[row["shares"][part] for row in rows] for part in parts]
     axes.stackplot(steps, layers, colors=colours, alpha=0.55, edgecolor="white", linewidth=0.8)
     for i, part in enumerate(parts):
         at = max(range(len(steps)), key=lambda j, i=i: layers[i][j] if 0 < steps[j] < steps[-1] else -1.0)
         below = sum(layers[k][at] for k in range(i))
-        if layers[i][at] > 0.05:
+        if layers[i][at] > 0.055:
             where = (steps[at], below + layers[i][at] / 2)
             axes.annotate(part, where, ha="center", va="center", fontsize=SMALL, color=PALETTE["ink"])
-    axes.set(ylim=(0, 1), title=rf"Shares of the blocks in $\|H\|^2$: {name}")
     _steps(axes)
+    axes.set(xlim=(0, steps[-1]), ylim=(0, 1), title=rf"Shares of the blocks in $\|H\|^2$: {name}")
