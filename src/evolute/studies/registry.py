@@ -25,6 +25,7 @@ NAMES: tuple[str, ...] = (
     "taylor",
     "flow",
     "dynamics",
+    "beyond",
 )
 _added = dict[str, Study[Any]]()
 
