@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Squares(Config):
     numbers: tuple[int, ...] = (1, 2, 3)
     label: str = "n"
     loud: bool = False
+    sizes: tuple[float, ...] = (1.0,)
 
 
 class SquaresStudy(Study[Squares]):
@@ -82,6 +84,11 @@ def test_finished_cells_are_not_measured_again(squares: SquaresStudy, tmp_path: 
     assert squares.measured == [2] and [row["square"] for row in second.rows] == [1, 4, 9] and not second.failed
 
 
+def test_a_value_that_is_set_twice_makes_no_second_repeat(squares: SquaresStudy) -> None:
+    result = studies.run("squares", Squares(numbers=(2, 3, 2)), workers=0)
+    assert squares.measured == [2, 3] and len(result.rows) == result.cells == 2
+
+
 def test_an_interruption_loses_no_finished_cell(squares: SquaresStudy, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done == 2:
@@ -113,6 +120,8 @@ def test_settings_have_the_types_of_their_fields() -> None:
         (["numbrs=1"], "no setting 'numbrs'; did you mean 'numbers'?"),
         (["numbers=x"], "numbers: expected int values with commas between, got 'x'"),
         (["loud=yes"], "loud: expected bool, got 'yes'"),
+        (["sizes=1,nan"], "sizes: expected float values with commas between, got '1,nan'"),
+        (["sizes=inf"], "sizes: expected float values with commas between, got 'inf'"),
         (["seed"], "expected key=value, got 'seed'"),
     ],
 )
@@ -135,9 +144,20 @@ def test_what_cannot_be_run_or_read_says_why(squares: SquaresStudy, tmp_path: Pa
         studies.Result.load(tmp_path)
     squares.broken = set()
     studies.run("squares", out=tmp_path, workers=0)
-    next((tmp_path / "cells").iterdir()).write_text("half a cel")
-    with pytest.raises(StudyError, match="is no finished cell"):
-        studies.run("squares", out=tmp_path, workers=0)
+    cell = next((tmp_path / "cells").iterdir())
+    whole = json.loads(cell.read_text())
+    broken = [whole | {"rows": 5}, whole | {"rows": [5]}, {key: whole[key] for key in ("study", "cell")}, [1]]
+    for text in ("half a cel", *map(json.dumps, broken)):
+        cell.write_text(text)
+        with pytest.raises(StudyError, match="is no finished cell"):
+            studies.run("squares", out=tmp_path, workers=0)
+
+
+def test_numbers_that_are_not_finite_are_not_saved(squares: SquaresStudy, tmp_path: Path) -> None:
+    result = replace(studies.run("squares", workers=0), rows=[{"square": float("nan")}])
+    with pytest.raises(StudyError, match="'squares' has numbers that are not finite"):
+        result.save(tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_exponent_has_students_interval() -> None:

@@ -27,11 +27,12 @@ class CellStore:
         try:
             saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             matches = saved["study"] == self.study and saved["cell"] == cell
-        except (ValueError, KeyError, TypeError) as error:
+            rows = [dict(row) for row in saved["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StudyError(f"'{path}' is no finished cell ({error}); delete it, and it is measured again.") from error
         if not matches:
             raise StudyError(f"'{path}' belongs to another cell or study; give another --out.")
-        return saved["rows"]
+        return rows
 
     def save(self, cell: Cell, rows: list[Row]) -> None:
         path = self._path(cell)

@@ -37,7 +37,10 @@ class Result:
         """JSON; a folder gets result.json."""
         path = Path(path)
         path = path if path.suffix == ".json" else path / "result.json"
-        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+        try:
+            text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+        except ValueError as error:
+            raise StudyError(f"'{self.study}' has numbers that are not finite: its settings go too far.") from error
         write(path, text + "\n")
         return path
 

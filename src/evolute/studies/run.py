@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def run(
     if not isinstance(chosen, study.config):
         wanted, came = study.config.__name__, type(chosen).__name__
         raise StudyError(f"expected a {wanted} for the study '{study.name}', got {came}.")
-    begin, cells = time.perf_counter(), list(study.cells(chosen))
+    begin, cells = time.perf_counter(), _once(study.cells(chosen))
     store = CellStore(study.name, None if out is None else Path(out))
     rows, failed = _measured(study, cells, store, _executor(executor, workers, len(cells)), report)
     if not rows:
@@ -61,6 +62,11 @@ def run(
         time.perf_counter() - begin,
         provenance(),
     )
+
+
+def _once(cells: Iterable[Cell]) -> list[Cell]:
+    """A value that is set twice makes no repeat: the same cell measured again would only narrow an interval."""
+    return list({json.dumps(cell, sort_keys=True): cell for cell in cells}.values())
 
 
 def _executor(given: Executor | None, workers: int | None, cells: int) -> Pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast, get_type_hints
@@ -67,7 +68,10 @@ def _scalar(text: str, kind: Any) -> Any:
         if text.lower() not in ("true", "false"):
             raise ValueError(text)
         return text.lower() == "true"
-    return kind(text)
+    value = kind(text)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _near(key: str, known: Iterable[str]) -> str:
