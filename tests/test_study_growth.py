@@ -126,6 +126,7 @@ def test_a_fit_leaves_out_repeats_that_are_not_whole() -> None:
     whole = {0: {0.01: 1.0, 0.1: 100.0}, 1: {0.01: 3.0, 0.1: 300.0}}
     fit = fitted("small", {**whole, 2: {0.1: 1.0}, 3: {0.01: 0.0, 0.1: 0.0}})
     assert fit is not None and fit.value == pytest.approx(2) and fit.high == pytest.approx(2)
+    assert fitted("small", {**whole, 2: {0.01: 1.0, 0.1: float("inf")}}) == fitted("small", whole)
     assert fitted("mid", whole) is None and fitted("small", {0: whole[0]}) is None
 
 
@@ -140,6 +141,7 @@ def row(exponent: float, reach: float, model: str = "softmax", **changed: Any) -
         ([row(6.1, 0.1), row(5.8, 0.1)], "holds"),
         ([row(6.1, 0.1), row(6.0, 0.1), row(4.0, 0.1)], "holds in part"),
         ([row(6.1, 0.1), row(4.0, 0.1)], "does not hold here"),
+        ([row(6.1, 0.1), row(6.1, 2.0), row(6.1, 2.0)], "undecided"),  # one of three can be told
         ([row(6.1, 2.0)], "undecided"),  # an interval that holds everything says nothing
         ([row(6.1, 0.1, theory=None)], "undecided"),
     ],

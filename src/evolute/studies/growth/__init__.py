@@ -59,7 +59,10 @@ class GrowthStudy(Study[Growth]):
     """One cell per model, depth, size and repeat."""
 
     name = "growth"
-    claim = "The blocks of the Hessian grow with the input at different rates, and softmax attention is why."
+    claim = (
+        "The blocks of the Hessian grow with small inputs at rates that theory knows: "
+        "different ones with softmax attention, one for all without it or behind a norm."
+    )
     config = Growth
 
     def cells(self, config: Growth) -> Sequence[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def series_of(rows: Iterable[Row], keys: Sequence[str], size: str) -> dict[tuple
 
 
 def fitted(name: str, series: Series) -> Mean | None:
-    """The exponent in a range; None without two sizes in it, or without two repeats that are whole and not zero.
+    """The exponent in a range; None without two sizes in it, or two repeats that are whole, finite and not zero.
 
     >>> fit = fitted("small", {0: {0.01: 1.0, 0.1: 100.0}, 1: {0.01: 2.0, 0.1: 200.0}, 2: {0.01: 5.0}})
     >>> fit and round(fit.value, 12)
@@ -57,7 +58,7 @@ def fitted(name: str, series: Series) -> Mean | None:
     """
     within = sizes({size for norms in series.values() for size in norms}, name)
     whole = [[norms[size] for size in within] for norms in series.values() if norms.keys() >= set(within)]
-    alive = [norms for norms in whole if min(norms, default=0.0) > 0]
+    alive = [norms for norms in whole if norms and all(0 < norm < math.inf for norm in norms)]
     return exponent(within, alive) if len(within) > 1 and len(alive) > 1 else None
 
 
@@ -76,8 +77,8 @@ def against_theory(table: Sequence[Row], by: str, more: str = "") -> Verdict:
     told = [row for row in table if row["theory"] is not None]
     answers = [agrees(row) for row in told]
     right, wrong = answers.count(True), answers.count(False)
-    if not right and not wrong:
-        return Verdict("undecided", "no exponent for which theory has a number was measured well enough.")
+    if right + wrong < answers.count(None) or not told:
+        return Verdict("undecided", f"{right + wrong} of {len(told)} exponents of theory were measured well enough.")
     answer = "holds" if not wrong else "holds in part" if wrong < right else "does not hold here"
     parts = [_share(right, len(told), answers.count(None)), _farthest(told, by), more]
     return Verdict(answer, "; ".join(part for part in parts if part) + ".")
