@@ -12,14 +12,16 @@ from torch import nn
 
 import evolute as ev
 from evolute import studies
-from evolute.apps.captured import by_rows
-from evolute.apps.curvature_approximations import Diagonal, Full
+from evolute.apps.captured import by_rows, linear_groups
+from evolute.apps.curvature_approximations import Diagonal, Full, kfac, kfac_reduce
+from evolute.apps.output_factor import cross_entropy_columns
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.approximations import Approximations
 from evolute.studies.approximations.table import made
 from evolute.studies.approximations.verdict import judged
 from evolute.studies.newton_steps import Slope, cosine, damped, errors
+from evolute.studies.subjects import Subject, at
 
 
 def tiny(**changed: Any) -> Approximations:
@@ -94,6 +96,28 @@ def of(rows: list[Row], **wanted: str) -> list[Row]:
 def test_the_true_block_is_no_approximation(rows: list[Row]) -> None:
     for row in of(rows, approximation="true"):
         assert row["error"] == 0.0 and row["shape"] < 1e-12 and row["cosine"] == pytest.approx(1)
+
+
+def test_what_comes_from_gradients_has_its_own_name() -> None:
+    """One mini-batch of all samples: its gradient is that of the loss, and E[g²] the square of that."""
+    config = tiny(models=("gpt_addition",), stages=("trained",), minibatch=6, draws=1)
+    (cell, *_), group = studies.find("approximations").cells(config), "layers.0.attn.v"
+    found = of(studies.find("approximations").measure(cell), group=group, reference="H_o")
+    objective = at(Subject(**cell["subject"]), config.steps).objective
+    linears = linear_groups(objective.model)
+    order = by_rows(linears[group])
+    block = ev.to_dense(ev.GaussNewton(objective).restrict([group]))[order][:, order]
+    g = objective.space.resolve([group]).take(objective.gradient())[order]
+    expected = {
+        "moment": torch.diag(g.square()),
+        "adam": torch.diag(g.abs()),
+        "kfac": kfac(objective, linears, cross_entropy_columns)[group].dense(),
+        "kfac_reduce": kfac_reduce(objective, linears, cross_entropy_columns)[group].dense(),
+    }
+    told = {row["approximation"]: row["error"] for row in found}
+    for name, matrix in expected.items():
+        assert told[name] == pytest.approx(float((matrix - block).norm() / block.norm()), rel=1e-9)
+    assert told["kfac"] != pytest.approx(told["kfac_reduce"], rel=1e-3)
 
 
 def test_pieces_of_the_block_come_in_order(rows: list[Row]) -> None:

@@ -68,6 +68,14 @@ def test_what_is_compared_is_what_the_dense_matrices_have() -> None:
     assert abs(row["share"] - float((H - G).norm() / H.norm())) < 5 * row["share_error"] < 0.1
 
 
+def test_the_ratio_is_that_of_the_gauss_newton_matrix_to_the_hessian() -> None:
+    same = {"model": "mlp_digits", "step": 0, "loss": 1.0, "accuracy": 0.5, "overlap": 1.0, "captured": 0.9}
+    base = {**same, "share": 0.5, "share_error": 0.01, "lowest": -1.0}
+    rows = [{**base, "seed": i, "top": [top, 1.0], "top_outer": [top / 2, 1.0]} for i, top in enumerate((4.0, 8.0))]
+    (made,) = STUDY.table(TINY, rows)
+    assert (made["ratio"], made["negative"]) == pytest.approx((0.5, (1 / 4 + 1 / 8) / 2))
+
+
 def test_a_linear_model_has_no_functional_part() -> None:
     row = measured(small(layers=0), 3, 4, seed=0)
     assert row["top_outer"] == pytest.approx(row["top"], rel=1e-6)

@@ -106,6 +106,14 @@ def test_tiles_of_an_image_keep_to_the_groups() -> None:
     assert torch.isneginf(shown[:a, a:]).all()
 
 
+def test_a_tile_is_the_root_mean_square_of_its_entries() -> None:
+    """One entry of four: half of it; a mean would be a quarter."""
+    H = torch.zeros(240, 240, dtype=torch.float64)
+    H[0, 0] = 2e-3
+    shown = magnitudes(image(H, {"E": 240}))
+    assert len(shown) == 120 and shown[0][0] == pytest.approx(-3, abs=0.04) and shown[0][1] == float("-inf")
+
+
 def test_the_size_of_tokens_is_that_of_embeddings_and_positions_together() -> None:
     model, data = subject({**CELL, "width": 400})
     assert token_size(model, data, 8) == pytest.approx((2 / 400) ** 0.5, rel=0.05)

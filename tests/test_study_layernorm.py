@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,14 @@ def test_the_curvature_that_arrives_is_that_of_the_dense_matrix() -> None:
             traces.append((J.mT @ (torch.diag(p) - torch.outer(p, p)) @ J).trace())
     assert row["trace"] == pytest.approx(torch.stack(traces).mean().item(), rel=1e-9)
     assert row["variance"] == pytest.approx(float(into.var(-1, correction=0).mean()), rel=1e-9)
+
+
+def test_sharpness_is_of_the_largest_size_whatever_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    nuclear = SimpleNamespace(estimate=20.0, standard_error=1.0)
+    found = SimpleNamespace(largest=torch.tensor([2.0]), smallest=torch.tensor([-5.0]), nuclear=nuclear, n=10)
+    monkeypatch.setattr("evolute.studies.layernorm.depth.spectrum", lambda *_, **__: found)
+    row = next(initial(cell_of()))
+    assert (row["sharpness"], row["lowest"], row["conditioning"]) == (5.0, -5.0, 2.5)
 
 
 def _objective(model: nn.Module, x: torch.Tensor) -> Any:

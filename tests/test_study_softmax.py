@@ -111,7 +111,8 @@ def test_a_gpt_without_curvature_in_its_scores_has_no_functional_part_on_the_dia
         assert all(norms[point, "H_f", letter] == 0 for letter in "QKV")
         assert norms[point, "H", "V"] == pytest.approx(norms[point, "H_o", "V"]) != 0
         assert norms[point, "H_f", "Q,K"] > 0
-    assert [row["point"] for row in rows if "loss" in row and row["scores"] > 0] == ["untrained", "trained"]
+    scored = {row["point"]: row["loss"] for row in rows if "loss" in row and row["scores"] > 0}
+    assert [*scored] == ["untrained", "trained"] and scored["trained"] < scored["untrained"]
 
 
 def test_all_of_it_is_drawn_from_the_saved_result(tmp_path: Path) -> None:
