@@ -42,7 +42,7 @@ class BeyondSettings(OverTraining):
     layers: int = 1
     steps: int = 300
     samples: int = 16
-    repeats: int = 3
+    repeats: int = 5
     probes: int = 4
     products: int = 40
     outliers: float = 0.5

@@ -47,7 +47,8 @@ def _summary(model: str, step: int, rows: Sequence[Row], reference: Sequence[Row
         values = [row[name] for row in rows]
         out |= told(name, geometric_mean(values) if min(values) > 0 else mean(values))
     for name in SHARES:
-        out |= told(name, mean([row[name] for row in rows]))
+        m = mean([row[name] for row in rows])
+        out |= told(name, Mean(m.value, max(m.low, 0.0), min(m.high, 1.0)) if name in FINDINGS else m)
     accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return {
         **out,
