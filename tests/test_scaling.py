@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import evolute as ev
-from evolute.apps.scaling_fit import fitted
+from evolute.apps.scaling_fit import Fitted, fitted
 from evolute.apps.scaling_laws import Law, Product, Sum, Term, loss_laws, power_laws
 
 TRUTH = {"E": 0.6, "A": 30.0, "α": 0.55, "B": 60.0, "β": 0.8}
@@ -57,6 +57,25 @@ def test_one_wild_run_among_sixteen_does_not_matter() -> None:
     table[5]["loss"] *= 5
     wild = ev.fit_scaling(table, repeats=20).predict(size=30_000, data=10_000).value
     assert wild == pytest.approx(clean, rel=0.04)
+
+
+@pytest.mark.parametrize("times", [3, 1e9])
+def test_intervals_stay_about_the_constants_when_a_run_went_wild(times: float) -> None:
+    """Residuals whose mean is taken with the wild one in it would move every interval by a sixteenth of it."""
+    table = runs(0.01)
+    clean = ev.fit_scaling(table, repeats=40).fit
+    table[5]["loss"] *= times
+    found = ev.fit_scaling(table, repeats=40)
+    for name, (low, high) in found.fit.intervals.items():
+        assert low < found.fit.constants[name] < high and low < clean.constants[name] < high
+    assert 0.9 * law(30_000, 10_000) < found.predict(size=30_000, data=10_000).low < law(30_000, 10_000)
+
+
+def test_few_residuals_are_widened_as_students_t() -> None:
+    """Of 7 runs and 5 constants 2 are free: √(7/2) for the fit, 4.30 over 1.96 for what is known of their spread."""
+    residuals = np.array([-1.0, 1.0, 0.5, -0.5, 0.25, -0.25, 0.0])
+    widened = Fitted(loss_laws(("size", "data"))[0], np.zeros(5), residuals, 1.0).widened
+    assert widened == pytest.approx(residuals * math.sqrt(7 / 2) * 4.30265 / 1.95996, rel=1e-4)
 
 
 def test_intervals_of_predictions_and_of_data_cover() -> None:
@@ -156,7 +175,13 @@ def test_a_constant_at_its_bound_is_told() -> None:
         ({"N": [1, 2], "D": [1], "loss": [1]}, {}, "expected columns of one length"),
         (runs(), {"repeats": 1}, "repeats: expected at least 20, for intervals, got 1"),
         (runs(), {"size": None, "data": None}, "expected a column of model sizes, of data sizes, or both"),
-        ([], {}, "takes 3 or more values of the model size 'N', got 0"),
+        ([], {}, "expected rows that map column to number.* got none"),
+        (None, {}, "expected rows that map column to number.* got NoneType"),
+        ({"N": 1, "D": 2, "loss": 3}, {}, "expected columns of numbers, got int in column 'N'"),
+        (runs(), {"value": "los"}, "no run has a number in column 'los'; there are 'N', 'D', 'loss'"),
+        ([{**row, "loss": math.nan} for row in runs()], {}, r"all 16 runs are left out: N=300, D=100 \(diverged"),
+        ([{**row, "D": 20 * row["N"] ** 1.0, "loss": 1 + i} for i, row in enumerate(runs())], {},
+         r"'D' goes with 'N' in all runs.* data=None"),
     ],
 )  # fmt: skip
 def test_tables_that_say_too_little(table: Any, options: dict[str, Any], message: str) -> None:

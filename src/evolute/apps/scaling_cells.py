@@ -47,8 +47,11 @@ class Cells:
 
     def check(self, law: Law, least: int) -> None:
         """Enough for every constant of the law."""
+        if not len(self.y):
+            raise DecisionError(f"all {len(self.left_out)} runs are left out: {'; '.join(self.left_out)}.")
         for variable in law.variables:
             self._check_values(law, variable, least)
+        self._check_apart(law)
         constants = len(law.names)
         if len(self.y) < constants + 3:
             without = f" ({'; '.join(self.left_out)} left out)" if self.left_out else ""
@@ -67,13 +70,23 @@ class Cells:
             f"{_shown(values)}. Measure others, or leave it out with {variable}=None and fit the {WORDS[other]} alone."
         )
 
+    def _check_apart(self, law: Law) -> None:
+        """Along one curve D = c N^p nothing says which of them it was."""
+        logs = self.of(law.variables)
+        if len(law.variables) == 2 and np.linalg.matrix_rank(logs - logs.mean(0), tol=1e-6) < 2:
+            raise DecisionError(
+                f"'{self.columns.data}' goes with '{self.columns.size}' in all runs, as one power of it: what either "
+                "does cannot be told apart. Measure others, or fit one of them alone with data=None or size=None."
+            )
+
 
 def cells_of(table: Table, columns: Columns) -> Cells:
     """Rows that are whole; the others by name."""
     if not columns.variables:
         raise DecisionError("expected a column of model sizes, of data sizes, or both; got size=None and data=None.")
     used, left_out = list[tuple[float, ...]](), list[str]()
-    for index, row in enumerate(_rows(table)):
+    rows = _rows(table)
+    for index, row in enumerate(rows):
         where = [_position(row, columns.name(each), index) for each in columns.variables]
         place = ", ".join(f"{columns.name(v)}={x:g}" for v, x in zip(columns.variables, where, strict=True))
         value = _number(row.get(columns.value), f"{place}: '{columns.value}'")
@@ -86,6 +99,7 @@ def cells_of(table: Table, columns: Columns) -> Cells:
             )
         else:
             used.append((value, *where))
+    _check_column(rows, columns.value)
     array = np.log(np.asarray(used, float).reshape(len(used), 1 + len(columns.variables)))
     logs = {variable: array[:, 1 + i] for i, variable in enumerate(columns.variables)}
     return Cells(columns, array[:, 0], logs, left_out)
@@ -94,14 +108,27 @@ def cells_of(table: Table, columns: Columns) -> Cells:
 def _rows(table: Table) -> list[Mapping[str, Any]]:
     if isinstance(table, Mapping):
         columns = cast("Mapping[str, Sequence[Any]]", table)
+        for name, column in columns.items():
+            if not isinstance(column, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DecisionError(f"expected columns of numbers, got {type(column).__name__} in column '{name}'.")
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise DecisionError(f"expected columns of one length, got {lengths}.")
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    rows = list(table)
-    if not all(isinstance(row, Mapping) for row in rows):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DecisionError("expected rows that map column to number, such as {'N': 1000, 'D': 5000, 'loss': 2.1}.")
+    rows: list[Any] = list(table) if isinstance(table, Iterable) else [table]  # pyright: ignore
+    strange = [type(row).__name__ for row in rows if not isinstance(row, Mapping)]
+    if strange or not rows:
+        raise DecisionError(
+            "expected rows that map column to number, such as {'N': 1000, 'D': 5000, 'loss': 2.1}, "
+            f"got {strange[0] if strange else 'none'}."
+        )
     return rows
+
+
+def _check_column(rows: Sequence[Mapping[str, Any]], name: str) -> None:
+    if all(name not in row for row in rows):
+        there = ", ".join(map(repr, rows[0]))
+        raise DecisionError(f"no run has a number in column '{name}'; there are {there}.")
 
 
 def _position(row: Mapping[str, Any], name: str, index: int) -> float:

@@ -3,7 +3,8 @@ on cells that it has not seen.
 
 Residuals log y − log ŷ enter by Huber's loss, whose corner is at 1.345 of their own robust spread: a cell that is far
 off pulls as much as one that is a little off. Other data of the same kind are made from the fitted values and the
-residuals, drawn anew and widened by √(n/(n − p)), and fitted again.
+residuals, drawn anew and fitted again. These are widened by √(n/(n − p)), and by Student's t over the Gaussian quantile
+of 95 %: the spread of few residuals is not known well.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.special import ndtri, stdtrit
 
 from evolute.apps.scaling_laws import Array, Law
 
 CORNER = 1.345  # 95 % of the efficiency of least squares on Gaussian residuals
 ROUNDING = 1e-9  # residuals below this are none
-ROUNDS = 3
+ROUNDS, MOST = 3, 30  # more than the first only while a wild run is let go, which halves the scale
 ROUGH = 1e-5  # where only the spread of many matters
 
 
@@ -35,9 +37,15 @@ class Fitted:
 
     @property
     def widened(self) -> Array:
-        """As large as residuals would be that had not been fitted; their mean is none."""
+        """As large as residuals would be that had not been fitted, about the middle of those within the corner.
+
+        Their mean would move with a wild run, and every draw with it.
+        """
         n, p = len(self.residuals), len(self.theta)
-        return (self.residuals - self.residuals.mean()) * math.sqrt(n / max(1, n - p))
+        corner = CORNER * max(self.scale, ROUNDING)
+        middle = np.clip(self.residuals, -corner, corner).mean()
+        few = float(stdtrit(max(1, n - p), 0.975) / ndtri(0.975))
+        return (self.residuals - middle) * math.sqrt(n / max(1, n - p)) * few
 
     @property
     def aicc(self) -> float:
@@ -50,12 +58,15 @@ class Fitted:
 
 
 def fitted(law: Law, logs: Array, y: Array, starts: Sequence[Array] | None = None) -> Fitted:
-    """The best of all starts, first by least squares, then by Huber's loss until its scale has settled."""
+    """The best of all starts, first by least squares, then by Huber's loss, while its scale falls."""
     tried = [_solve(law, logs, y, start, None) for start in (law.starts(logs, y) if starts is None else starts)]
     theta = min(tried, key=lambda each: float(_residuals(law, each, logs, y) @ _residuals(law, each, logs, y)))
-    scale = 0.0
-    for _ in range(ROUNDS):
-        scale = _spread(_residuals(law, theta, logs, y), len(theta))
+    scale = math.inf
+    for turn in range(MOST):
+        spread = _spread(_residuals(law, theta, logs, y), len(theta))
+        if turn >= ROUNDS and spread > max(scale / 2, ROUNDING):
+            break
+        scale = spread
         theta = _solve(law, logs, y, theta, scale)
     return Fitted(law, theta, _residuals(law, theta, logs, y), scale)
 
