@@ -157,6 +157,8 @@ def test_it_is_saved_and_comes_back(tmp_path: Path) -> None:
         ({"loss": [1.0] * 8, "grad_norm": [-1.0] * 8}, ev.DecisionError, "a norm is not negative"),
         ({"loss": [1.0] * 8, "eigenvalues": [[1.0]] * 8}, ev.DecisionError, r"two or more; got \[1\]"),
         ({"loss": [1.0] * 8, "eigenvalues": [1.0] * 8}, ev.DecisionError, "expected a list of numbers"),
+        ({"loss": 3.0}, ev.DecisionError, "expected a list under 'loss', got 3.0"),
+        ({"loss": [1.0] * 8, "step": [*range(7), math.inf]}, ev.DecisionError, "expected finite steps, got inf"),
         ("abc", ev.DecisionError, "got str"),
         (3, ev.DecisionError, "got int"),
     ],

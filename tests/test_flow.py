@@ -220,3 +220,11 @@ def test_nothing_of_the_model_changes_and_results_come_back(tmp_path: Path) -> N
     again = Flow.load(found.save(tmp_path / "flow"))
     assert str(again) == str(found) and "layers.1" in str(again)
     assert float(again.blocks[1].activations.norm["H_f"]) == float(found.blocks[1].activations.norm["H_f"])
+
+
+def test_columns_of_the_table_stand_apart_from_long_names() -> None:
+    model = nn.ModuleDict({"a_name_of_more_than_twenty_letters": nn.Linear(2, 2, dtype=torch.float64)})
+    block = model["a_name_of_more_than_twenty_letters"]
+    run = ev.Loss(lambda model, batch: block(batch), lambda output, batch: (output.square().sum(), len(batch)))
+    row = str(ev.flow(model, [torch.ones(3, 2).double()], run, blocks=[block], probes=80)).splitlines()[1]
+    assert row.split()[0] == "a_name_of_more_than_twenty_letters" and float(row.split()[1]) == pytest.approx(4.0)

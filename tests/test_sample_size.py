@@ -228,6 +228,8 @@ def test_sequences_without_a_term_are_left_out() -> None:
     [
         ({"tolerance": 0.0}, "tolerance: expected a positive number in units of the loss, got 0.0"),
         ({"tolerance": math.nan}, "tolerance: expected a positive number"),
+        ({"tolerance": None}, "tolerance: expected a number, got None"),
+        ({"radius": "0.1"}, "radius: expected a number, got '0.1'"),
         ({"level": 95}, "level: expected a number between 0 and 1, such as 0.95, got 95"),
         ({"radius": -1.0}, "radius: expected 0, or the σ of points around w, got -1.0"),
         ({"orders": 0}, "orders: expected a number, at least 1, got 0"),

@@ -76,6 +76,16 @@ def test_a_short_run_is_exact_for_as_many_steps_and_says_its_error_beyond() -> N
     assert 1e-9 < beyond < 10 * short.change(rate, 12).solver_error
 
 
+@pytest.mark.parametrize("products", [1, 2, 3])
+def test_the_shortest_runs_know_that_they_say_little(products: int) -> None:
+    """Three quarters of three products, rounded up, are three: nothing would differ, and the error be none."""
+    objective = quadratic()
+    whole, short = ev.taylor(objective), ev.taylor(objective, products=products)
+    for t in (12, 100):
+        off = abs(float(short.change(0.3 * whole.largest_rate, t)) - float(whole.change(0.3 * whole.largest_rate, t)))
+        assert 1e-6 < off < 10 * short.change(0.3 * whole.largest_rate, t).solver_error
+
+
 def test_the_measure_is_that_of_the_dense_hessian() -> None:
     """−gᵀ φ(H) g with both, where H has negative eigenvalues."""
     objective = curved()
@@ -225,6 +235,9 @@ def test_it_is_saved_and_comes_back(tmp_path: Path) -> None:
             r"step 'd': expected a tensor \(12,\).* got \(3,\)",
         ),
         (lambda o: ev.taylor(o, {"d": [1.0]}), ev.VectorError, "got list"),
+        (lambda o: ev.taylor(o, torch.ones(12)), ev.VectorError, "steps: expected name → step, .* got Tensor"),
+        (lambda o: ev.taylor(o, {"gradient": torch.ones(12)}), ev.VectorError, "'gradient' is the name of a step that"),
+        (lambda o: ev.taylor(o, descents=(0.1, 3)), ev.VectorError, r"descents: expected pairs .* got 0.1"),
         (lambda o: ev.taylor(o, {"d": torch.full((12,), math.nan)}), ev.NonFiniteError, "step 'd' has entries"),
         (lambda o: ev.taylor(o, descents=[(-1.0, 3)]), ev.VectorError, "rate: expected a positive number, got -1.0"),
         (lambda o: ev.taylor(o).change(0.1, -1), ev.VectorError, "steps: expected how many, at least 0, got -1"),

@@ -73,16 +73,17 @@ class Flow(Result):
     blocks: tuple[BlockFlow, ...]
 
     def __str__(self) -> str:
-        head = f"{'block':<20}{'tr H in x':>20}{'tr H_o in x':>20}{'tr H in w':>20}{'1/σ²':>10}{'residual':>10}"
-        return "\n".join([head, *map(_told, self.blocks), f"[{self._footer()}]"])
+        width = max(5, *(len(block.name) for block in self.blocks))
+        head = f"{'block':<{width}}{'tr H in x':>24}{'tr H_o in x':>24}{'tr H in w':>24}{'1/σ²':>10}{'residual':>10}"
+        return "\n".join([head, *(_told(block, width) for block in self.blocks), f"[{self._footer()}]"])
 
 
-def _told(block: BlockFlow) -> str:
+def _told(block: BlockFlow, width: int) -> str:
     here, there = block.activations.trace, block.parameters
     norms, share = block.inverse_variance.values(), block.residual_share
     columns = [str(here["H"]), str(here["H_o"]), str(there.trace["H"]) if there else "–"]
     variance = f"{max(norms):.3g}" if norms else "–"
-    return f"{block.name:<20}{''.join(f'{each:>20}' for each in columns)}{variance:>10}" + (
+    return f"{block.name:<{width}}{''.join(f'{each:>24}' for each in columns)}{variance:>10}" + (
         f"{share:>10.3f}" if share is not None else f"{'–':>10}"
     )
 

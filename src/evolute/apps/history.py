@@ -58,6 +58,9 @@ def _rows(history: object) -> list[Mapping[str, Any]]:
 
 def _from_columns(columns: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     _check_keys(columns)
+    for key, values in columns.items():
+        if values is not None and (isinstance(values, str) or not isinstance(values, Iterable)):
+            raise DecisionError(f"history: expected a list under '{key}', got {values!r}.")
     lists: dict[str, list[Any]] = {key: list(values) for key, values in columns.items() if values is not None}
     counts = {key: len(values) for key, values in lists.items()}
     if len(set(counts.values())) > 1:
@@ -79,6 +82,8 @@ def _number(value: object, what: str, place: int) -> float:
 
 
 def _check_order(steps: Array) -> None:
+    if not np.isfinite(steps).all():
+        raise DecisionError(f"history: expected finite steps, got {steps[~np.isfinite(steps)][0]:g}.")
     wrong = np.flatnonzero(~(np.diff(steps) > 0))
     if len(wrong):
         i = int(wrong[0])

@@ -58,8 +58,8 @@ def _log(x: Tensor) -> Tensor:
 class Descent:
     """The measure of g on the spectrum of H: `nodes` θ ascending with `weights` ω, which add up to ‖g‖².
 
-    `coarse_…`: of the first three quarters of the run; what differs, its length decides. `complete`: nothing is left
-    out.
+    `coarse_…`: of the first three quarters of the run, one product less at least; what differs, its length decides.
+    `complete`: nothing is left out.
     """
 
     nodes: Tensor
@@ -71,7 +71,8 @@ class Descent:
     @classmethod
     def of(cls, projected: Tensor, square: float, complete: bool) -> Descent:
         """From T of a Lanczos run whose first vector is g/‖g‖, with ‖g‖²."""
-        fine, coarse = (_measure(projected[:m, :m], square) for m in (len(projected), (3 * len(projected) + 3) // 4))
+        whole = len(projected)
+        fine, coarse = (_measure(projected[:m, :m], square) for m in (whole, min((3 * whole + 3) // 4, whole - 1)))
         return cls(nodes=fine[0], weights=fine[1], coarse_nodes=coarse[0], coarse_weights=coarse[1], complete=complete)
 
     def change(self, rate: float, steps: int) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import math
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -127,6 +128,9 @@ def _check(objective: Objective, tolerance: float, level: float, radius: float, 
         raise DecisionError(f"expected an ev.Objective, got {type(objective).__name__}.")
     if not objective.loss.mean:
         raise LossError("the objective is a sum, which every sample changes as much; make it with reduction='mean'.")
+    for name, value in {"tolerance": tolerance, "level": level, "radius": radius}.items():
+        if not isinstance(value, SupportsFloat):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DecisionError(f"{name}: expected a number, got {value!r}.")
     if not (tolerance > 0 and math.isfinite(tolerance)):
         raise DecisionError(f"tolerance: expected a positive number in units of the loss, got {tolerance!r}.")
     if not 0 < level < 1:

@@ -147,8 +147,8 @@ def taylor(
         raise ModelError(f"expected an ev.Objective(model, batches, loss), got {type(objective).__name__}.")
     if not isinstance(products, int) or products < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise VectorError(f"products: expected how many steps of Lanczos, at least 1, got {products!r}.")
-    walks = [_checked(*each) for each in descents]
-    given = {name: _flat(objective.space, name, step) for name, step in (steps or {}).items()}
+    walks = [_pair(each) for each in descents]
+    given = _named(objective.space, steps)
     work = Work(Hessian(objective), "taylor", total=products, dtype=dtype, progress=progress)
     loss, g = objective.value(), objective.gradient()
     lanczos, complete = _run(work, g, products)
@@ -208,6 +208,20 @@ def _checked(rate: float, steps: int) -> tuple[float, int]:
     if not isinstance(steps, int) or steps < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise VectorError(f"steps: expected how many, at least 0, got {steps!r}.")
     return float(rate), steps
+
+
+def _pair(descent: tuple[float, int]) -> tuple[float, int]:
+    if not isinstance(descent, tuple | list) or len(descent) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise VectorError(f"descents: expected pairs of rate and number of steps, [(0.1, 50)], got {descent!r}.")
+    return _checked(*descent)
+
+
+def _named(space: Space, steps: Steps | None) -> dict[str, Tensor]:
+    if steps is not None and not isinstance(steps, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise VectorError(f"steps: expected name → step, {{'update': step}}, got {type(steps).__name__}.")
+    if steps and "gradient" in steps:
+        raise VectorError("steps: 'gradient' is the name of a step that is always there; call yours something else.")
+    return {name: _flat(space, name, step) for name, step in (steps or {}).items()}
 
 
 def _flat(space: Space, name: str, step: Tensor | Mapping[str, Tensor]) -> Tensor:
