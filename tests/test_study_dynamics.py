@@ -17,9 +17,11 @@ from evolute.engine.groups import groups
 from evolute.engine.operators import Hessian
 from evolute.errors import StudyError
 from evolute.linop.convert import to_dense
-from evolute.studies import Row, dynamics_measure, dynamics_table
+from evolute.studies import Row
 from evolute.studies.dynamics import STUDY, Dynamics
-from evolute.studies.dynamics_training import SETUPS, states
+from evolute.studies.dynamics import measure as dynamics_measure
+from evolute.studies.dynamics import table as dynamics_table
+from evolute.studies.dynamics.training import SETUPS, states
 from evolute.studies.subjects import Moment, Subject, at
 
 TINY = Dynamics(

@@ -14,8 +14,10 @@ from scipy.stats import spearmanr
 import evolute as ev
 from evolute import studies
 from evolute.errors import StudyError
-from evolute.studies import Row, flow_measure, flow_table
+from evolute.studies import Row
 from evolute.studies.flow import STUDY, FlowSettings
+from evolute.studies.flow import measure as flow_measure
+from evolute.studies.flow import table as flow_table
 from evolute.studies.subjects import Subject, at
 
 TINY = FlowSettings(depths=(3,), points=(0.0, 0.5, 1.0), width=2, heads=1, steps=4, samples=3, probes=2, repeats=2)

@@ -18,7 +18,7 @@ from evolute.apps.order_changes import random_orders
 from evolute.errors import StudyError
 from evolute.studies import Row
 from evolute.studies.landscape import STUDY, Landscape
-from evolute.studies.landscape_measure import ascending, curve, largest_curvature, steps
+from evolute.studies.landscape.measure import ascending, curve, largest_curvature, steps
 from evolute.studies.sample_taylor import along
 from evolute.studies.subjects import Subject, at
 

@@ -15,11 +15,12 @@ import torch
 import evolute as ev
 from evolute import studies
 from evolute.errors import NonFiniteError, StudyError
-from evolute.studies import Row, scaling_measure
+from evolute.studies import Row
 from evolute.studies.critical_batch import Batch, critical_batch
 from evolute.studies.scaling import STUDY, ScalingSettings
-from evolute.studies.scaling_figure import at
-from evolute.studies.scaling_table import parted, table_of
+from evolute.studies.scaling import measure as scaling_measure
+from evolute.studies.scaling.figure import at
+from evolute.studies.scaling.table import parted, table_of
 from evolute.zoo import GPT, cross_entropy, english
 
 TINY = ScalingSettings(

@@ -15,11 +15,13 @@ from evolute import studies
 from evolute.engine.operators import Hessian
 from evolute.errors import StudyError
 from evolute.linop.convert import to_dense
-from evolute.studies import Row, taylor_measure, taylor_table
+from evolute.studies import Row
 from evolute.studies.fits import slope
 from evolute.studies.subjects import Subject, at
 from evolute.studies.taylor import STUDY, TaylorSettings, horizon
-from evolute.studies.taylor_measure import DIRECTIONS
+from evolute.studies.taylor import measure as taylor_measure
+from evolute.studies.taylor import table as taylor_table
+from evolute.studies.taylor.measure import DIRECTIONS
 
 TINY = TaylorSettings(
     models=("mlp_digits",), points=(0.0, 1.0), width=1, layers=1, steps=4, samples=8, repeats=2, descent=11, products=4

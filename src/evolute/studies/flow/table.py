@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.stats import rankdata
 
-from evolute.studies.flow_measure import PLACES, PROXIES
+from evolute.studies.flow.measure import PLACES, PROXIES
 from evolute.studies.means import geometric_mean, mean
 from evolute.studies.over_training import told
 from evolute.studies.study import Row

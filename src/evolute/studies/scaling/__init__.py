@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies.scaling_measure import DATA, RATE, run
-from evolute.studies.scaling_table import MEASURES, table_of
+from evolute.studies.scaling.measure import DATA, RATE, run
+from evolute.studies.scaling.table import MEASURES, table_of
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ScalingStudy(Study[ScalingSettings]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.scaling_figure import draw
+        from evolute.studies.scaling.figure import draw
 
         return draw(table, settings)
 

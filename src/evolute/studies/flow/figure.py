@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evolute.studies.figures import MARKERS, PALETTE, SERIES, SMALL, bare, dot, heading, panels, ramp
-from evolute.studies.flow_measure import PROXIES
+from evolute.studies.flow.measure import PROXIES
 from evolute.studies.over_training import TITLES
 from evolute.studies.study import Row
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evolute.studies.figures import MARKERS, PALETTE, SERIES, heading, panels
 from evolute.studies.over_training import TITLES
-from evolute.studies.scaling_table import MEASURES
+from evolute.studies.scaling.table import MEASURES
 from evolute.studies.study import Row
 
 if TYPE_CHECKING:

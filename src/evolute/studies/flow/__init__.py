@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies import flow_measure, flow_table
-from evolute.studies.flow_measure import PROXIES
+from evolute.studies.flow import measure as flow_measure
+from evolute.studies.flow import table as flow_table
+from evolute.studies.flow.measure import PROXIES
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 from evolute.studies.subjects import Subject
 
@@ -88,7 +89,7 @@ class FlowStudy(Study[FlowSettings]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.flow_figure import drawn
+        from evolute.studies.flow.figure import drawn
 
         return drawn(table, settings)
 

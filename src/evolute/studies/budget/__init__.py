@@ -21,7 +21,7 @@ from evolute.apps.order_changes import random_orders
 from evolute.apps.sample_size import Search
 from evolute.engine.sample_losses import SampleLosses, sample_losses
 from evolute.errors import StudyError
-from evolute.studies.landscape_measure import steps
+from evolute.studies.landscape.measure import steps
 from evolute.studies.means import geometric_mean, mean
 from evolute.studies.over_training import told
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
@@ -88,7 +88,7 @@ class BudgetStudy(Study[Budget]):
         return judged(table, config.known)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.budget_figure import draw
+        from evolute.studies.budget.figure import draw
 
         return draw(table, settings)
 

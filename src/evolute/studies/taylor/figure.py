@@ -10,8 +10,8 @@ import numpy as np
 from evolute.studies.figures import MARKERS, PALETTE, SERIES, heading, line, panels
 from evolute.studies.over_training import TITLES
 from evolute.studies.study import Row
-from evolute.studies.taylor_measure import DIRECTIONS, SEEN
-from evolute.studies.taylor_table import SHARE
+from evolute.studies.taylor.measure import DIRECTIONS, SEEN
+from evolute.studies.taylor.table import SHARE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 from evolute.studies.means import geometric_mean, mean
 from evolute.studies.over_training import told
 from evolute.studies.study import Row
-from evolute.studies.taylor_measure import LENGTHS, METHODS, SEEN
+from evolute.studies.taylor.measure import LENGTHS, METHODS, SEEN
 
 SHARE = 0.1  # of the terms of the model: what its remainder may be, along a step
 LEAST, MOST = 1e-12, 1e12  # relative errors: below there is rounding, beyond nothing is told apart

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies import over_training, taylor_measure, taylor_table
+from evolute.studies import over_training
 from evolute.studies.over_training import OverTraining
 from evolute.studies.study import Cell, Row, Study, Verdict
-from evolute.studies.taylor_measure import DIRECTIONS
+from evolute.studies.taylor import measure as taylor_measure
+from evolute.studies.taylor import table as taylor_table
+from evolute.studies.taylor.measure import DIRECTIONS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +64,7 @@ class TaylorStudy(Study[TaylorSettings]):
         return judged(table, config.factors)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.taylor_figure import drawn
+        from evolute.studies.taylor.figure import drawn
 
         return drawn(table, settings)
 

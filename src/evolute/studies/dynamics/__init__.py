@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies import dynamics_measure, dynamics_table
-from evolute.studies.dynamics_training import SETUPS
+from evolute.studies.dynamics import measure as dynamics_measure
+from evolute.studies.dynamics import table as dynamics_table
+from evolute.studies.dynamics.training import SETUPS
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
 from evolute.studies.subjects import Subject
 
@@ -92,7 +93,7 @@ class DynamicsStudy(Study[Dynamics]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.dynamics_figure import drawn
+        from evolute.studies.dynamics.figure import drawn
 
         return drawn(table, settings)
 

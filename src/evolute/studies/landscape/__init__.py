@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
-from evolute.studies.landscape_measure import FIRST, measured
+from evolute.studies.landscape.measure import FIRST, measured
 from evolute.studies.means import geometric_mean, mean
 from evolute.studies.over_training import told
 from evolute.studies.study import Cell, Config, Row, Study, Verdict
@@ -88,7 +88,7 @@ class LandscapeStudy(Study[Landscape]):
         return judged(table)
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.landscape_figure import draw
+        from evolute.studies.landscape.figure import draw
 
         return draw(table, settings)
 

@@ -16,7 +16,7 @@ from evolute.krylov.one_pass import spectrum
 from evolute.krylov.randomness import normal
 from evolute.linop.convert import from_matvec
 from evolute.studies.blocks import layers
-from evolute.studies.dynamics_training import SETUPS, Setup, State, states
+from evolute.studies.dynamics.training import SETUPS, Setup, State, states
 from evolute.studies.study import Cell, Row
 from evolute.studies.subjects import Moment, Subject, at
 
