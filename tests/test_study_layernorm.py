@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,6 +183,13 @@ def test_a_tiny_run_and_its_figure_from_the_saved_result(tmp_path: Path, monkeyp
     picture = studies.find("layernorm").figure(again.rows, again.settings)
     assert len(picture.axes) == 4
     assert studies.run("layernorm", tiny(norms=("none", "rms")), workers=0, out=tmp_path).rows == again.rows
+
+
+@pytest.mark.parametrize("parts", [("training",), ("law",)])
+def test_a_model_without_norms_or_without_depths_is_drawn_too(parts: tuple[str, ...], tmp_path: Path) -> None:
+    study, row = studies.find("layernorm"), {**runs(1.0, none=1)[0], "constant": 2.3, "loss": 2.0}
+    table = [{**row, "ci_low": 1.9, "ci_high": 2.1}] if "training" in parts else [law(-2.0)]
+    study.figure(table, asdict(tiny())).savefig(tmp_path / "none.png")
 
 
 @pytest.mark.parametrize(

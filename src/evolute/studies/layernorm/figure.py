@@ -62,16 +62,23 @@ def _law(axes: Axes, table: Sequence[Row], eps: float) -> None:
 
 
 def _profile(axes: Axes, table: Sequence[Row], gains: Sequence[float]) -> None:
-    rows = [row for row in table if row["part"] == "profile" and row["gain"] in gains]
-    deepest = max((row["depth"] for row in rows), default=0)
-    for norm in ("pre", "post", "rms"):
+    shown = ("pre", "post", "rms")
+    rows = [row for row in table if row["part"] == "profile" and row["gain"] in gains and row["norm"] in shown]
+    if not rows:
+        axes.set_axis_off()  # an empty axis has no logarithms
+        return
+    deepest = max(row["depth"] for row in rows)
+    for norm in shown:
         each = sorted((r for r in rows if r["norm"] == norm and r["depth"] == deepest), key=lambda r: r["layer"])
         _line(axes, norm, [r["layer"] + 1 for r in each], each, "trace")
     axes.set(yscale="log", xlabel="block", ylabel=r"tr $H_\mathrm{o}$ per sample, in its input")
-    axes.set_title(f"Curvature that arrives at each block\n(depth {deepest}, {_gain(gains[0])})" if gains else "")
+    axes.set_title(f"Curvature that arrives at each block\n(depth {deepest}, {_gain(gains[0])})")
 
 
 def _sharpness(axes: Axes, rows: Sequence[Row], gain: float) -> None:
+    if not rows:
+        axes.set_axis_off()
+        return
     for norm in PLACES:
         each = sorted((row for row in rows if row["norm"] == norm), key=lambda row: row["depth"])
         _line(axes, norm, [row["depth"] for row in each], each, "sharpness")
