@@ -93,6 +93,13 @@ def test_layers_make_one_block_diagonal_matrix() -> None:
     assert all(row["share"] == pytest.approx(0.5) and row["lead"] == pytest.approx(1) for row in found.values())
 
 
+def test_a_lead_is_over_the_largest_of_the_rivals() -> None:
+    norms = {"V": 6.0, "O": 12.0, "Q": 3.0}
+    rows = [cell_row(group=group, frobenius=norm) | {"seed": seed} for group, norm in norms.items() for seed in (0, 1)]
+    found = {row["group"]: row for row in STUDY.table(Dominance(), rows) if row["norm"] == "frobenius"}
+    assert (found["V"]["lead"], found["O"]["lead"]) == pytest.approx((0.5, 4.0))
+
+
 def table(value: tuple[float, float], key: tuple[float, float], also: tuple[float, float] | None = None) -> list[Row]:
     """Intervals of the lead of V and of K at one step, and of both at another."""
     leads = [("V", 0, value), ("K", 0, key)] + ([("V", 9, also), ("K", 9, also)] if also else [])

@@ -76,6 +76,9 @@ def test_outliers_have_a_product_that_no_norm_changes() -> None:
     cell = {"kind": "norms", "first": 1.0, "seed": 0, "d_K": 4, "L": 6, "sequences": 4, "norms": [32.0, 64.0]}
     rows = [row for row in sinks_scalar.measure_norms(cell) if row["way"] == "product"]
     assert rows[1]["condition"] / rows[0]["condition"] == pytest.approx(16, rel=0.05)
+    for size in (1.0, 8.0):
+        q, k = sinks_scalar._same_product(torch.eye(4, dtype=torch.float64), size)
+        assert (float(q @ k), float(q.norm()), float(k.norm())) == pytest.approx((0.5, size, size))
     for scale in (1.0, 3.0):
         task = draw(0, 1.0, 4, 6, 4)
         point = Task(scale * task.q, task.k / scale, task.v, task.x, task.y).closed(0.0)
