@@ -68,7 +68,8 @@ def test_slopes_are_those_of_a_spectrum_that_moves(name: str) -> None:
 
 
 def row(model: str, step: int = 9, **changed: Any) -> Row:
-    out: Row = {"model": model, "step": step, "count": 10, "slopes": [[1.0, 1.001]], "changes": [[0.1, 0.2]]}
+    changes = changed.pop("changes", [[0.1, 0.2]])
+    out: Row = {"model": model, "step": step, "count": 10, "slopes": [[1.0, 1.001]], "changes": changes}
     for name, value in {"outliers": 0.8, "functional": 0.2, "concentrated": 0.5, **changed}.items():
         middle, reach = value if isinstance(value, tuple) else (value, 0.05)
         out |= {name: middle, f"{name}_low": middle - reach, f"{name}_high": middle + reach}
@@ -99,6 +100,8 @@ def test_the_sentence_says_of_whom_a_finding_does_not_hold() -> None:
     wanted = "no of GPT, English text 0.60 [0.55, 0.65]; undecided of State space, English text 0.50 [0.30, 0.70]"
     assert wanted in sentence
     assert "to 1e-03 in the median" in sentence and "in 3 of 3 cases" in sentence
+    alone = beyond_table.verdict([row("ssm_english", changes=())], LIMITS).sentence
+    assert alone.endswith("at worst.")
 
 
 def test_ratios_are_paired_by_seed() -> None:

@@ -131,10 +131,10 @@ def slopes_told(table: Sequence[Row]) -> str:
     right = sum(a * b > 0 for a, b in changes)
     if not errors:
         return "No slope of λ_max was measured."
+    signs = f", and gives the sign of what the next steps did to λ_max in {right} of {len(changes)} cases"
     return (
         "The slope of λ_max by third derivatives is that of finite differences to "
-        f"{errors[len(errors) // 2]:.0e} in the median and {errors[-1]:.0e} at worst, and gives the sign of what the "
-        f"next steps did to λ_max in {right} of {len(changes)} cases."
+        f"{errors[len(errors) // 2]:.0e} in the median and {errors[-1]:.0e} at worst{signs if changes else ''}."
     )
 
 
