@@ -14,8 +14,10 @@ from evolute import studies
 from evolute.engine.operators import GaussNewton, Hessian
 from evolute.errors import StudyError
 from evolute.linop.convert import to_dense
-from evolute.studies import Row, beyond_measure, beyond_table
+from evolute.studies import Row
 from evolute.studies.beyond import STUDY, BeyondSettings
+from evolute.studies.beyond import measure as beyond_measure
+from evolute.studies.beyond import table as beyond_table
 from evolute.studies.subjects import Subject, at, moments
 
 NAME = "vit_contrastive"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from evolute.errors import StudyError
 from evolute.studies import over_training
-from evolute.studies.beyond_measure import measured
-from evolute.studies.beyond_table import summaries, verdict
+from evolute.studies.beyond.measure import measured
+from evolute.studies.beyond.table import summaries, verdict
 from evolute.studies.over_training import OverTraining
 from evolute.studies.study import Cell, Row, Study, Verdict
 
@@ -75,7 +75,7 @@ class Beyond(Study[BeyondSettings]):
         return verdict(table, limits(vars(config)))
 
     def figure(self, table: Sequence[Row], settings: Mapping[str, Any]) -> Figure:
-        from evolute.studies.beyond_figure import draw
+        from evolute.studies.beyond.figure import draw
 
         return draw(table, settings, limits(settings))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evolute.studies.beyond_table import AT_LEAST
+from evolute.studies.beyond.table import AT_LEAST
 from evolute.studies.figures import MARKERS, PALETTE, SERIES, dot, heading, panels
 from evolute.studies.over_training import TITLES
 from evolute.studies.study import Row
