@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import evolute as ev
-from evolute.apps.flow import Flow
+from evolute.apps.flow import Flow, _Sums  # pyright: ignore[reportPrivateUsage]
 from evolute.zoo import GPT, MLP, ViT, cross_entropy
 
 D = torch.float64
@@ -228,3 +228,16 @@ def test_columns_of_the_table_stand_apart_from_long_names() -> None:
     run = ev.Loss(lambda model, batch: block(batch), lambda output, batch: (output.square().sum(), len(batch)))
     row = str(ev.flow(model, [torch.ones(3, 2).double()], run, blocks=[block], probes=80)).splitlines()[1]
     assert row.split()[0] == "a_name_of_more_than_twenty_letters" and float(row.split()[1]) == pytest.approx(4.0)
+
+
+def test_the_error_of_a_trace_is_the_spread_of_many_runs() -> None:
+    """Var vᵀAv = 2(n tr A² − (tr A)²)/(n + 2) of directions of length √n; half of it would do in most runs."""
+    A, n, probes = torch.tensor([9.0, 1.0, 1.0, 1.0, -2.0, 0.0], dtype=torch.float64), 6, 4
+    said = 0.0
+    for seed in range(400):
+        sums = _Sums(probes)
+        rows = sums.drawn(n, A, torch.Generator().manual_seed(seed))
+        sums.add(rows, rows * A, torch.zeros_like(rows), 0.0)
+        said += sums.curvature(1.0, per_term=False).trace["H"].standard_error ** 2 / 400
+    truth = 2 * (n * float(A.square().sum()) - float(A.sum()) ** 2) / (n + 2) / probes
+    assert said == pytest.approx(truth, rel=0.1)

@@ -211,6 +211,16 @@ def test_what_is_said_of_an_answer_beyond_the_data() -> None:
     assert found.standard_error(found.size) > 10 * found.tolerance
 
 
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.01])
+def test_beyond_the_data_the_last_change_goes_on_as_one_over_k_plus_one(share: float) -> None:
+    """d_k = d_{K−1} K/(k + 1), and k* is the first for which it is below the tolerance."""
+    objective = token_objective([20])
+    K = ev.sample_size(objective, 1e-5).samples
+    last = float(ev.sample_size(objective, 1e-5).changes[-1])
+    k = ev.sample_size(objective, share * last).size
+    assert last * K / (k + 1) < share * last * (1 + 1e-12) and last * K / k >= share * last * (1 - 1e-12)
+
+
 def test_sequences_without_a_term_are_left_out() -> None:
     x, y = rows(12)
     y[3] = -100
