@@ -827,3 +827,11 @@ def test_the_console_script() -> None:
     script = Path(sys.executable).with_name("evolute")
     done = subprocess.run([script, "report", "--dtype", "float8"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_a_study_leaves_what_is_not_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, said in (("{}", "is no result of a study"), ('{"study": "sinks"}', "is of the study 'sinks'")):
+        (tmp_path / "result.json").write_text(text)
+        assert command("study", "growth", "--out", tmp_path) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert (tmp_path / "result.json").read_text() == text and not (tmp_path / "cells").exists()

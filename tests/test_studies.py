@@ -84,6 +84,42 @@ def test_finished_cells_are_not_measured_again(squares: SquaresStudy, tmp_path: 
     assert squares.measured == [2] and [row["square"] for row in second.rows] == [1, 4, 9] and not second.failed
 
 
+def test_another_version_measures_anew(squares: SquaresStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies.run("squares", out=tmp_path, workers=0)
+    monkeypatch.setattr("evolute.studies.cells.installed_version", lambda: "99.0")
+    squares.measured = []
+    studies.run("squares", out=tmp_path, workers=0)
+    assert squares.measured == [1, 2, 3]
+
+
+def test_the_verdict_says_of_how_many_cells_it_is(squares: SquaresStudy) -> None:
+    squares.broken = {2}
+    some = studies.run("squares", workers=0)
+    assert some.verdict == Verdict("holds", "2 squares. Only 2 of 3 cells could be measured.")
+    squares.broken = {1, 2}
+    assert studies.run("squares", workers=0).verdict.answer == "undecided"
+
+
+def test_a_cell_that_a_study_refuses_takes_no_other_with_it(
+    squares: SquaresStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(cell: Cell) -> list[Row]:
+        if cell["number"] == 2:
+            raise StudyError("two is no good.")
+        return [{"number": cell["number"], "square": 0}]
+
+    monkeypatch.setattr(squares, "measure", refuse)
+    result = studies.run("squares", workers=0)
+    assert len(result.rows) == 2 and result.failed == ["{'number': 2}: two is no good."]
+
+
+def test_nothing_is_measured_that_cannot_be_kept(squares: SquaresStudy, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StudyError, match="cannot write"):
+        studies.run("squares", out=tmp_path / "file", workers=0)
+    assert not squares.measured
+
+
 def test_a_value_that_is_set_twice_makes_no_second_repeat(squares: SquaresStudy) -> None:
     result = studies.run("squares", Squares(numbers=(2, 3, 2)), workers=0)
     assert squares.measured == [2, 3] and len(result.rows) == result.cells == 2

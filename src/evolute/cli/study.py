@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from evolute import studies
 from evolute.cli.json_output import JsonFile, emit, only_json
 from evolute.cli.printing import console, plain
 from evolute.cli.refusal import refuse
+from evolute.errors import StudyError
 from evolute.studies import Result
 
 FORMATS = ("svg", "png")
@@ -49,12 +51,26 @@ def study(
         return
     found, folder = studies.find(name), out or Path(f"evolute-study-{name}")
     config = studies.configured(found.config, settings or ())
+    _check_free(folder, name)
     with only_json(json_file):
         result = _measured(name, config, folder, workers)
         result.save(folder)
         figures = _draw(result, folder)
     if emit(asdict(result), json_file):
         _print(result, folder, figures)
+
+
+def _check_free(folder: Path, name: str) -> None:
+    """Another result of the same study is replaced, since its cells are kept; nothing else is."""
+    path = folder / "result.json"
+    if not path.exists():
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["study"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StudyError(f"'{path}' is no result of a study and is left as it is; give another --out.") from None
+    if found != name:
+        raise StudyError(f"'{path}' is of the study '{found}', not of '{name}'; give another --out.")
 
 
 def _list() -> None:

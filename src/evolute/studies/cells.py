@@ -10,15 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from evolute.errors import StudyError
+from evolute.krylov.provenance import installed_version
 from evolute.studies.study import Cell, Row
 
 
 @dataclass(frozen=True)
 class CellStore:
-    """A folder of finished cells of one study; none, if nothing is to be kept."""
+    """A folder of finished cells of one study; none, if nothing is to be kept.
+
+    Another version of evolute may measure otherwise: it finds no cell of this one.
+    """
 
     study: str
     folder: Path | None
+
+    def prepare(self) -> None:
+        """Nothing is measured that could not be kept."""
+        if self.folder is not None:
+            probe = self.folder / f".{uuid.uuid4().hex}"
+            write(probe, "")
+            probe.unlink()
 
     def load(self, cell: Cell) -> list[Row] | None:
         path = self._path(cell)
@@ -40,7 +51,7 @@ class CellStore:
             write(path, json.dumps({"study": self.study, "cell": cell, "rows": rows}, ensure_ascii=False))
 
     def _path(self, cell: Cell) -> Path | None:
-        text = json.dumps([self.study, cell], sort_keys=True)
+        text = json.dumps([self.study, installed_version(), cell], sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:20]
         return None if self.folder is None else self.folder / "cells" / f"{name}.json"
 

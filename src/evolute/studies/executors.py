@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import torch
 
-from evolute.errors import StudyError
 from evolute.studies.study import Cell, Row
 
 POLL = 0.02  # seconds between two looks at futures that cannot be waited for together
@@ -131,7 +130,5 @@ def _outcome_at_last(future: Future) -> list[Row] | None:
 def _outcome(run: Any) -> list[Row] | Exception:
     try:
         return run()
-    except StudyError:
-        raise
     except Exception as error:  # a cell that fails must not take the others with it
         return error

@@ -15,7 +15,7 @@ from evolute.studies.executors import Executor, Here, Pending, finished, left_ov
 from evolute.studies.registry import find
 from evolute.studies.result import Result, provenance
 from evolute.studies.settings import plain
-from evolute.studies.study import Cell, Config, Row, Study
+from evolute.studies.study import Cell, Config, Row, Study, Verdict
 
 Report = Callable[[int, int], None]  # cells done, cells in all
 Pool = AbstractContextManager[Executor]
@@ -47,6 +47,7 @@ def run(
         raise StudyError(f"expected a {wanted} for the study '{study.name}', got {came}.")
     begin, cells = time.perf_counter(), _once(study.cells(chosen))
     store = CellStore(study.name, None if out is None else Path(out))
+    store.prepare()
     rows, failed = _measured(study, cells, store, _executor(executor, workers, len(cells)), report)
     if not rows:
         raise StudyError(f"no cell of '{study.name}' could be measured: {failed[0] if failed else 'there are none'}.")
@@ -56,12 +57,20 @@ def run(
         study.claim,
         plain(chosen),
         table,
-        study.verdict(chosen, table),
+        _of_part(study.verdict(chosen, table), len(cells) - len(failed), len(cells)),
         len(cells),
         failed,
         time.perf_counter() - begin,
         provenance(),
     )
+
+
+def _of_part(verdict: Verdict, measured: int, cells: int) -> Verdict:
+    """What is missing belongs to the verdict; of less than half of the cells there is none."""
+    if measured == cells:
+        return verdict
+    answer = verdict.answer if 2 * measured >= cells else "undecided"
+    return Verdict(answer, f"{verdict.sentence} Only {measured} of {cells} cells could be measured.")
 
 
 def _once(cells: Iterable[Cell]) -> list[Cell]:
@@ -96,12 +105,17 @@ def _measured(
     ):
         for cell, outcome in outcomes:
             if isinstance(outcome, Exception):
-                failed.append(f"{cell}: {type(outcome).__name__}: {outcome}")
+                failed.append(f"{cell}: {_said(outcome)}")
             else:
                 store.save(cell, outcome)
                 known[places[id(cell)]] = outcome
             tell(len(known) + len(failed), len(cells))
     return [row for i in sorted(known) for row in known[i]], failed
+
+
+def _said(error: Exception) -> str:
+    """What is ours is a sentence already."""
+    return str(error) if isinstance(error, StudyError) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager
