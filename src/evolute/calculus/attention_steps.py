@@ -54,10 +54,11 @@ class Setting:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A @ b where one of them may have an axis k in front that the other has not: k joins the rows of one product."""
-    if a.ndim < b.ndim:
-        return product(b.mT, a.mT).mT
-    if a.ndim == b.ndim or len(a) == 1:
+    """A @ b where one of them may have an axis k in front that the other has not: k joins its rows or its columns."""
+    if a.ndim < b.ndim and len(b) > 1:
+        columns = b.movedim(0, -2).flatten(-2, -1)
+        return (a @ columns).unflatten(-1, (len(b), b.shape[-1])).movedim(-2, 0)
+    if a.ndim <= b.ndim or len(a) == 1:
         return a @ b
     rows = a.movedim(0, -3).flatten(-3, -2)
     return (rows @ b).unflatten(-2, (len(a), a.shape[-2])).movedim(-3, 0)

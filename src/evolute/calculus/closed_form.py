@@ -176,7 +176,7 @@ class ClosedForm(SymmetricOperator):
         return max(1, min(64, (5 << 17) // max(1, widest)))  # what a step makes stays in the cache
 
     def apply_rows(self, rows: Tensor) -> Tensor:
-        out, pieces = rows.new_zeros(rows.shape), -(-len(rows) // self.preferred_block)
+        out, pieces = rows.new_empty(rows.shape), -(-len(rows) // self.preferred_block)
         for part, into in zip(rows.tensor_split(max(1, pieces)), out.tensor_split(max(1, pieces)), strict=True):
             if len(part):
                 self._apply(part, into)
@@ -188,12 +188,16 @@ class ClosedForm(SymmetricOperator):
         moved = {group: rows[:, place].unflatten(1, shape) for group, (place, shape) in places.items()}
         tangents = chain.tangents({}, moved)
         cotangents = chain.cotangents(tangents, moved, self.split, {step.writes for step in chain.steps})
+        untouched = set(places)
         for step in chain.steps:
             here = tuple(tangents.get(wire) for wire in step.reads)
             found = step.gradients(cotangents.get(step.writes), here, functional=self.split.bends)
             for group, gradient in found.items():
                 if group in places:
                     out[:, places[group][0]] = gradient.flatten(1)
+                    untouched.discard(group)
+        for group in untouched:
+            out[:, places[group][0]] = 0
 
     def gradient(self) -> Tensor:
         """∂ℓ/∂w, flat."""

@@ -29,6 +29,7 @@ class Normalization(LocalMap):
     centred: bool
     weight: Tensor | None = None
     bias: Tensor | None = None
+    _bent_for: tuple[Tensor, Tensor] | None = None
 
     @property
     def inputs(self) -> int:
@@ -48,6 +49,8 @@ class Normalization(LocalMap):
         return self._bent(g, tangent, self._bare(tangent))
 
     def bend_along(self, g: Tensor, tangent: Tensor, moved: Tensor) -> Tensor:
+        if self._pays(tangent):
+            return _per_token(tangent, self._bending(g))
         return self._bent(g, tangent, moved) if self.weight is None else self.bend(g, tangent)
 
     def _bent(self, g: Tensor, tangent: Tensor, moved: Tensor) -> Tensor:
@@ -67,6 +70,10 @@ class Normalization(LocalMap):
         bare = Normalization(self.z, self.sigma, self.centred)
         return g[..., None] * bare.jacobian
 
+    def _pays(self, tangent: Tensor) -> bool:
+        """Whether to multiply with matrices, one per token, which are made once."""
+        return tangent.ndim == 3 and len(tangent) >= MANY and self.inputs <= NARROW
+
     @cached_property
     def _matrices(self) -> Tensor:
         """J of z, (n, d, d)."""
@@ -75,10 +82,20 @@ class Normalization(LocalMap):
         outer = self.z[:, :, None] * self.z[:, None]
         return (centring - outer / self.inputs) / self.sigma[..., None]
 
+    def _bending(self, g: Tensor) -> Tensor:
+        """Σ_k g_k ∂²y_k, (n, d, d); kept for the gradient it was made for."""
+        if self._bent_for is None or self._bent_for[0] is not g:
+            scaled = self._scaled(g)
+            slope = (self._matrices @ scaled[..., None]).mT  # (n, 1, d)
+            outer = self.z[..., None] * slope
+            sum_of_all = outer + outer.mT + _dot(scaled, self.z)[..., None] * self._matrices
+            self._bent_for = g, sum_of_all / (-self.inputs * self.sigma[..., None])
+        return self._bent_for[1]
+
     def _bare(self, tangent: Tensor) -> Tensor:
         """J ẋ of z: (C ẋ − z (z·ẋ)/d)/σ."""
-        if tangent.ndim == 3 and len(tangent) >= MANY and self.inputs <= NARROW:
-            return torch.bmm(tangent.transpose(0, 1), self._matrices).transpose(0, 1).contiguous()
+        if self._pays(tangent):
+            return _per_token(tangent, self._matrices)
         inner = _dot(self.z, tangent) / self.inputs
         moved = tangent - tangent.mean(-1, keepdim=True) if self.centred else tangent
         return torch.addcmul(moved, self.z, inner, value=-1).div_(self.sigma)
@@ -127,6 +144,11 @@ def _normalization(
             f"token {row} has zero variance and ε is {eps:g}: the normalisation has no derivative there. Use ε > 0."
         )
     return Normalization(c / sigma, sigma, centred, weight, bias)
+
+
+def _per_token(tangent: Tensor, matrices: Tensor) -> Tensor:
+    """Each token's symmetric matrix with its tangents: (k, n, d), (n, d, d) → (k, n, d)."""
+    return torch.bmm(tangent.transpose(0, 1), matrices).transpose(0, 1).contiguous()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
