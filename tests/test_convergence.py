@@ -97,6 +97,15 @@ def test_noise_is_told_from_a_fall() -> None:
     assert ev.convergence((5 + rng.standard_normal(80) + np.linspace(6, 0, 80)).tolist()).fell
 
 
+def test_the_history_of_a_hugging_face_trainer_is_read_as_it_is() -> None:
+    plain = [{"step": 10 * i, "loss": 2 / (1 + i), "grad_norm": 1 / (1 + i)} for i in range(20)]
+    logged = [{**row, "learning_rate": 1e-3, "epoch": row["step"] / 100} for row in plain]
+    evaluated = {"eval_loss": 1.0, "eval_runtime": 0.1, "epoch": 1.0, "step": 100}
+    ended = {"train_runtime": 3.0, "train_loss": 0.5, "epoch": 2.0, "step": 190}
+    found = ev.convergence([*logged[:11], evaluated, *logged[11:], ended])
+    assert str(found) == str(ev.convergence(plain))
+
+
 def test_conditioning_of_the_top_subspace() -> None:
     n = 40
     rows = [{"step": 10 * i, "loss": 1.0 / (1 + i), "eigenvalues": None} for i in range(n)]

@@ -1,11 +1,11 @@
 """evolute: a second-order microscope for Transformers."""
 
 from evolute import calculus, zoo
-from evolute.apps.convergence import convergence
-from evolute.apps.flow import flow
+from evolute.apps.convergence import Convergence, convergence
+from evolute.apps.flow import Flow, flow
 from evolute.apps.sample_size import SampleSize, sample_size
 from evolute.apps.scaling import Prediction, Scaling, ScalingFit, fit_power_law, fit_scaling
-from evolute.apps.taylor import taylor
+from evolute.apps.taylor import Taylor, taylor
 from evolute.calculus import closed_form, losses
 from evolute.engine.groups import groups
 from evolute.engine.loss import Loss
@@ -35,12 +35,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "Convergence",
     "CurvatureWarning",
     "DataChangedError",
     "DataError",
     "DecisionError",
     "EmpiricalFisher",
     "EvoluteError",
+    "Flow",
     "FunctionalHessian",
     "GaussNewton",
     "Hessian",
@@ -59,6 +61,7 @@ __all__ = [
     "ScalingFit",
     "Space",
     "StudyError",
+    "Taylor",
     "TooLargeError",
     "UnknownGroupError",
     "VectorError",

@@ -117,9 +117,9 @@ def convergence(history: object, *, level: float = 0.95) -> Convergence:
 
     Args:
         history: A list of losses; or {"step": […], "loss": […], "grad_norm": […], "eigenvalues": [[…], …]}, of which
-            only "loss" has to be there; or a list of records with these keys. Steps ascend. None stands for what was
-            not measured at a step. Losses may be noisy, if the noise is independent from record to record: hand in
-            those of the batches, not running means.
+            only "loss" has to be there; or a list of records with these keys, such as `trainer.state.log_history` of
+            Hugging Face. Steps ascend. None stands for a norm or eigenvalues that were not measured. Losses may be
+            noisy, if the noise is independent from record to record: hand in those of the batches, not running means.
         level: Of all intervals.
     """
     if not 0 < level < 1:

@@ -50,10 +50,16 @@ def _rows(history: object) -> list[Mapping[str, Any]]:
         raise DecisionError(f"history: expected {FORMS}; got {type(history).__name__}.")
     rows = list(cast("Iterable[Any]", history))
     if rows and all(isinstance(row, Mapping) for row in rows):
+        rows = _of_trainer(rows) if any("epoch" in row for row in rows) else rows
         for row in rows:
             _check_keys(row)
         return rows
     return [{"loss": value} for value in rows]
+
+
+def _of_trainer(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """`trainer.state.log_history` of Hugging Face: records of training, of evaluation, and of the end."""
+    return [{key: row[key] for key in KEYS if key in row} for row in rows if "loss" in row]
 
 
 def _from_columns(columns: Mapping[str, Any]) -> list[Mapping[str, Any]]:
