@@ -6,7 +6,9 @@
 
 With Ritz values θ_j and ‖g‖² times the squares of the first entries of their vectors, gᵀ f(H) g = Σ_j ω_j f(θ_j): m
 nodes are exact for polynomials of degree 2m − 1, so that the loss is exact for up to m steps; and for any number of
-them where the run has exhausted the space.
+them where the run has exhausted the space. All derivatives of φ have one sign for 0 ≤ ηλ ≤ 1, each the other than the
+next. So where no direction curves downwards the loss falls at least as far as those nodes say, and at most as far as
+nodes say of which one is held at zero (Gauss and Radau): what is not resolved may have no curvature.
 """
 
 from __future__ import annotations
@@ -59,13 +61,15 @@ class Descent:
     """The measure of g on the spectrum of H: `nodes` θ ascending with `weights` ω, which add up to ‖g‖².
 
     `coarse_…`: of the first three quarters of the run, one product less at least; what differs, its length decides.
-    `complete`: nothing is left out.
+    `floor_…`: with a node at zero. `complete`: nothing is left out.
     """
 
     nodes: Tensor
     weights: Tensor
     coarse_nodes: Tensor
     coarse_weights: Tensor
+    floor_nodes: Tensor
+    floor_weights: Tensor
     complete: bool
 
     @classmethod
@@ -73,20 +77,42 @@ class Descent:
         """From T of a Lanczos run whose first vector is g/‖g‖, with ‖g‖²."""
         whole = len(projected)
         fine, coarse = (_measure(projected[:m, :m], square) for m in (whole, min((3 * whole + 3) // 4, whole - 1)))
-        return cls(nodes=fine[0], weights=fine[1], coarse_nodes=coarse[0], coarse_weights=coarse[1], complete=complete)
+        floor = _measure(_with_zero(projected), square)
+        return cls(
+            nodes=fine[0], weights=fine[1], coarse_nodes=coarse[0], coarse_weights=coarse[1],
+            floor_nodes=floor[0], floor_weights=floor[1], complete=complete,
+        )  # fmt: skip
 
     def change(self, rate: float, steps: int) -> tuple[float, float]:
-        """L_t − L and how much of it the length of the run decides; infinite where it leaves float64."""
+        """L_t − L and how much of it the length of the run decides; infinite where it leaves float64.
+
+        A direction that curves downwards and that the run has not seen can make it any amount.
+        """
         value = _change(self.nodes, self.weights, rate, steps)
         rounding = 1e-14 * abs(value)
         if self.complete or steps <= len(self.nodes):
             return value, rounding
-        other = _change(self.coarse_nodes, self.coarse_weights, rate, steps)
-        return value, abs(value - other) + rounding if math.isfinite(value) and math.isfinite(other) else math.inf
+        others = (self.coarse_nodes, self.coarse_weights), (self.floor_nodes, self.floor_weights)
+        found = [_change(*other, rate, steps) for other in others]
+        finite = all(math.isfinite(each) for each in (value, *found))
+        return value, max(abs(value - each) for each in found) + rounding if finite else math.inf
 
     def square(self, rate: float, steps: int) -> float:
         """‖g_t‖²."""
         return float((self.weights * torch.exp(2 * steps * _log(rate * self.nodes))).sum())
+
+
+def _with_zero(T: Tensor) -> Tensor:
+    """T whose last diagonal entry is changed so that zero is an eigenvalue; T itself where that needs a wild one."""
+    if len(T) < 2:
+        return torch.zeros_like(T)
+    last = torch.zeros_like(T[0, :-1])
+    last[-1] = T[-1, -2] ** 2
+    found, failed = torch.linalg.solve_ex(T[:-1, :-1], last)
+    changed = T.clone()
+    changed[-1, -1] = found[-1]
+    wild = bool(failed) or not float(found[-1].abs()) <= 2 * float(T.abs().sum(1).max())
+    return T if wild else changed
 
 
 def _measure(T: Tensor, square: float) -> tuple[Tensor, Tensor]:
