@@ -136,3 +136,11 @@ def test_other_threads_may_work_too() -> None:
     thread.start()
     thread.join()
     assert found[0].status == "converged"
+
+
+def test_a_result_makes_its_folder_or_says_why_not(tmp_path: Path) -> None:
+    result = ev.trace(ev.from_dense(torch.eye(2, dtype=torch.float64)))
+    assert result.save(tmp_path / "new" / "folder" / "trace").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ev.CheckpointError, match=r"cannot write '.*trace.json'"):
+        result.save(tmp_path / "file" / "trace")

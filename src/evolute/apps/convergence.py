@@ -73,7 +73,7 @@ class Convergence:
 
     def reaches(self, target: float) -> Forecast:
         """When the loss is there, if it goes on as a quadratic model has it."""
-        if not math.isfinite(target):
+        if not isinstance(target, int | float) or not math.isfinite(target):  # pyright: ignore
             raise DecisionError(f"target: expected a loss, got {target!r}.")
         if self.end <= target:
             step = Interval(self.last, self.first, self.last)

@@ -71,10 +71,15 @@ def save_result(result: object, path: str | Path) -> Path:
     tree = pack(result, tensors, "")
     path, arrays = _names(path)
     content = save(tensors) if tensors else b""
-    if tensors:
-        write(arrays, content)
     described = {"evolute": 1, "arrays": _digest(content), "result": tree}
-    write(path, json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False).encode())
+    text = json.dumps(described, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if tensors:
+            write(arrays, content)
+        write(path, text.encode())
+    except OSError as error:
+        raise CheckpointError(f"cannot write '{path}': {error.strerror or error}.") from error
     return path
 
 
