@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -815,7 +816,8 @@ def test_help_names_every_option_of_the_report(capsys: pytest.CaptureFixture[str
 def test_ctrl_c_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import pathlib, time\ndef build(): pathlib.Path('on').touch(); time.sleep(60)\n")
     arguments = [sys.executable, "-m", "evolute", "report", "--from", "slow:build"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as running:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs are deaf to it
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as running:
         while not (tmp_path / "on").exists() and running.poll() is None:
             time.sleep(0.1)
         running.send_signal(signal.SIGINT)

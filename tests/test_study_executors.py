@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,10 @@ def test_processes_have_one_thread_and_leave_ctrl_c_to_the_one_that_asked() -> N
 def test_ctrl_c_on_the_command_line_is_quiet_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "evolute", "study", "growth", "--workers", "1", "--out", str(tmp_path)]
     command += [x for s in ("models=pre_norm", "depths=1", "width=16", "repeats=3") for x in ("--set", s)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs are deaf to it
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0, preexec_fn=heard
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "cells").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
